@@ -1,0 +1,2 @@
+//! The run specification, shared newtypes and the limits of every queue and map.
+#![forbid(unsafe_code)]

@@ -1,0 +1,150 @@
+//! Parameters as ranges of flat arenas.
+//!
+//! One layout describes every arena of a run: compute weights, f32 master weights, moments and gradients all use
+//! the same ranges. Parameters lie in forward order, so walking an arena from its end is the order in which
+//! backward finishes gradients.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use muster_kernels::Element;
+
+/// What a parameter is; weight decay goes by it, never by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParamKind {
+    /// Weight of a linear layer, `(outputs, inputs)`.
+    Matrix,
+    /// Table of rows, `(rows, hidden)`.
+    Embedding,
+    /// Convolution weight, `(outputs, inputs, kernel)`.
+    Conv,
+    /// Bias of a linear layer or a convolution.
+    Bias,
+    /// Gain or shift of a LayerNorm.
+    Norm,
+}
+
+impl ParamKind {
+    /// Tells whether AdamW decays it: matrices and tables, but neither biases nor norms.
+    pub fn decays(self) -> bool {
+        matches!(self, Self::Matrix | Self::Embedding | Self::Conv)
+    }
+}
+
+/// Index of a parameter in its [`Layout`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub usize);
+
+/// One named tensor of the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Param {
+    /// Name in a Hugging Face checkpoint, e.g. `deberta.encoder.layer.0.output.dense.weight`.
+    pub name: String,
+    /// Shape as Hugging Face stores it.
+    pub shape: Vec<usize>,
+    /// What it is.
+    pub kind: ParamKind,
+    /// Elements of every arena that belong to it.
+    pub range: Range<usize>,
+    /// Belongs to the task head (pooler and classifier), which a pretrained encoder may lack.
+    pub head: bool,
+}
+
+/// Where each parameter lies in the arenas.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Layout {
+    params: Vec<Param>,
+    len: usize,
+}
+
+/// Parameters start at multiples of this many elements (64 bytes of f32), unless they belong to a group.
+const ALIGN: usize = 16;
+
+impl Layout {
+    /// Appends a parameter at the next aligned element.
+    pub fn push(&mut self, name: String, shape: &[usize], kind: ParamKind, head: bool) -> ParamId {
+        self.len = self.len.next_multiple_of(ALIGN);
+        self.push_adjacent(name, shape, kind, head)
+    }
+
+    /// Appends a parameter right behind the last one, so that both read as one matrix (query, key and value).
+    pub fn push_adjacent(&mut self, name: String, shape: &[usize], kind: ParamKind, head: bool) -> ParamId {
+        let size: usize = shape.iter().product();
+        let range = self.len..self.len + size;
+        self.len += size;
+        self.params.push(Param { name, shape: shape.to_vec(), kind, range, head });
+        ParamId(self.params.len() - 1)
+    }
+
+    /// Every parameter, in forward order.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// The parameter with this id.
+    pub fn get(&self, id: ParamId) -> &Param {
+        &self.params[id.0]
+    }
+
+    /// Elements of an arena with this layout, gaps included.
+    pub fn arena_len(&self) -> usize {
+        self.len
+    }
+
+    /// Counts the trainable numbers, gaps not included.
+    pub fn param_count(&self) -> usize {
+        self.params.iter().map(|p| p.range.len()).sum()
+    }
+
+    /// Elements from the start of `first` to the end of `last`: one matrix made of adjacent parameters.
+    pub fn span(&self, first: ParamId, last: ParamId) -> Range<usize> {
+        self.get(first).range.start..self.get(last).range.end
+    }
+}
+
+/// The weights of a model: what forward computes with, and the f32 values the optimizer moves.
+///
+/// In f32 both are one arena; in bf16 the master is kept beside the rounded copy.
+pub struct Params<E> {
+    layout: Arc<Layout>,
+    compute: Vec<E>,
+    master: Vec<f32>,
+}
+
+impl<E: Element> Params<E> {
+    /// Takes f32 weights in arena order.
+    ///
+    /// # Panics
+    /// If `master` is not as long as the layout's arena.
+    pub fn new(layout: Arc<Layout>, master: Vec<f32>) -> Self {
+        assert_eq!(master.len(), layout.arena_len(), "weights must fill the arena");
+        let compute: Vec<E> = master.iter().map(|&x| E::from_f32(x)).collect();
+        let master = if E::as_f32(&compute).is_some() { Vec::new() } else { master };
+        Self { layout, compute, master }
+    }
+
+    /// The layout of every arena.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// Weights as forward reads them, arena order.
+    pub fn compute(&self) -> &[E] {
+        &self.compute
+    }
+
+    /// The f32 weights, arena order.
+    pub fn master(&self) -> &[f32] {
+        E::as_f32(&self.compute).unwrap_or(&self.master)
+    }
+
+    /// The f32 weights to update and, where forward reads a rounded copy, that copy to refresh with them.
+    pub fn update_parts(&mut self) -> (&mut [f32], Option<&mut [E]>) {
+        if self.master.is_empty() {
+            let master = E::as_f32_mut(&mut self.compute).expect("only f32 weights have no separate master");
+            (master, None)
+        } else {
+            (&mut self.master, Some(&mut self.compute))
+        }
+    }
+}
