@@ -187,10 +187,10 @@ impl<E: Element> Engine<E> {
 
     /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.
     fn first_non_finite(&self) -> Option<String> {
-        let finite = |p: &&crate::params::Param| {
+        let broken = |p: &&crate::params::Param| {
             optim::first_non_finite(&self.pool, &self.grads[p.range.clone()]).is_some()
         };
-        self.model.layout().params().iter().find(finite).map(|p| p.name.clone())
+        self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
     }
 }
 
