@@ -1,14 +1,11 @@
 //! Logits, loss and every gradient against what Hugging Face transformers computed (tests/fixtures/models).
 
-use std::path::{Path, PathBuf};
+mod fixture;
 
+use fixture::{load, max_difference, numbers};
 use half::bf16;
-use muster_kernels::Element;
-use muster_kernels::pool::Pool;
 use muster_proto::Step;
-use muster_trainer::batch::{MicroBatch, Targets};
-use muster_trainer::engine::{Engine, Hyper};
-use muster_trainer::model::{Config, Dropouts, Model};
+use muster_trainer::model::{Dropouts, Model};
 use safetensors::SafeTensors;
 
 /// Of the logits, absolute (the fixtures' README: the oracle itself is off by 8e-7).
@@ -29,102 +26,6 @@ const WITH_GOLDEN: [&str; 10] = [
     "deberta-v2-absolute",
     "deberta-v2-unshared",
 ];
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models")
-}
-
-struct Fixture {
-    name: &'static str,
-    model: Model,
-    weights: Vec<f32>,
-    batch: MicroBatch,
-    logits: Vec<f32>,
-    loss: f32,
-    golden: Vec<u8>,
-}
-
-fn numbers<T: bytemuck::Pod>(file: &SafeTensors, name: &str) -> Vec<T> {
-    let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-    bytemuck::pod_collect_to_vec(view.data())
-}
-
-fn load(name: &'static str) -> Fixture {
-    let dir = fixtures().join(name);
-    let read = |file: &str| std::fs::read(dir.join(file)).unwrap_or_else(|e| panic!("{name}/{file}: {e}"));
-    let mut config = Config::parse(&String::from_utf8(read("config.json")).unwrap()).unwrap();
-    config.dropouts = Dropouts::default();
-    let golden_bytes = read("golden.safetensors");
-    let golden = SafeTensors::deserialize(&golden_bytes).unwrap();
-    let logits: Vec<f32> = numbers(&golden, "logits");
-    let offsets: Vec<u32> = numbers(&golden, "offsets");
-    let rows = offsets.len() - 1;
-    let width = logits.len() / rows;
-    let model = Model::new(config, width);
-    let files = read("model.safetensors");
-    let files = SafeTensors::deserialize(&files).unwrap();
-    let mut weights = vec![0.0; model.layout().arena_len()];
-    for param in model.layout().params() {
-        let view = files.tensor(&param.name).unwrap_or_else(|e| panic!("{name}: {}: {e}", param.name));
-        assert_eq!(view.shape(), param.shape, "{name}: {}", param.name);
-        weights[param.range.clone()].copy_from_slice(&numbers::<f32>(&files, &param.name));
-    }
-    let targets = match problem_type(&golden_bytes).as_str() {
-        "single_label_classification" => Targets::Class(numbers(&golden, "labels")),
-        "multi_label_classification" => Targets::Multi { width, values: numbers(&golden, "labels") },
-        "regression" => Targets::Value { width, values: numbers(&golden, "labels") },
-        other => panic!("{name}: problem type {other}"),
-    };
-    let batch = MicroBatch {
-        ids: numbers(&golden, "ids"),
-        type_ids: numbers(&golden, "type_ids"),
-        positions: offsets.windows(2).flat_map(|w| 0..w[1] - w[0]).collect(),
-        row_ids: (0..rows as u64).collect(),
-        offsets,
-        targets,
-    };
-    let loss = numbers::<f32>(&golden, "loss")[0];
-    Fixture { name, model, weights, batch, logits, loss, golden: golden_bytes }
-}
-
-fn problem_type(golden: &[u8]) -> String {
-    let (_, metadata) = SafeTensors::read_metadata(golden).unwrap();
-    metadata.metadata().as_ref().unwrap()["problem_type"].clone()
-}
-
-impl Fixture {
-    fn engine<E: Element>(&self, threads: usize) -> Engine<E> {
-        let hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
-        Engine::new(self.model.clone(), self.weights.clone(), hyper, 1, Pool::new(threads).unwrap())
-    }
-
-    fn row(&self, row: usize) -> MicroBatch {
-        let range = self.batch.offsets[row] as usize..self.batch.offsets[row + 1] as usize;
-        let one = |width: usize, values: &[f32]| values[row * width..][..width].to_vec();
-        MicroBatch {
-            ids: self.batch.ids[range.clone()].to_vec(),
-            type_ids: self.batch.type_ids[range.clone()].to_vec(),
-            positions: self.batch.positions[range.clone()].to_vec(),
-            offsets: vec![0, range.len() as u32],
-            row_ids: vec![self.batch.row_ids[row]],
-            targets: match &self.batch.targets {
-                Targets::None => Targets::None,
-                Targets::Class(classes) => Targets::Class(vec![classes[row]]),
-                Targets::Multi { width, values } => {
-                    Targets::Multi { width: *width, values: one(*width, values) }
-                }
-                Targets::Value { width, values } => {
-                    Targets::Value { width: *width, values: one(*width, values) }
-                }
-            },
-        }
-    }
-}
-
-fn max_difference(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d.is_nan() { f32::NAN } else { m.max(d) })
-}
 
 fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |m, x| m.max(x.abs()))
