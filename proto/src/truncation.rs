@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Truncation {
-    /// The longer text, one token at a time; the first text on a tie.
+    /// The longer text until both are equally long, then both; a token left over goes to the longer text, and to the
+    /// second if they were equally long.
     #[default]
     LongestFirst,
     /// The first text; the second is never shortened.
