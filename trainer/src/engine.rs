@@ -7,13 +7,16 @@
 use muster_allreduce::digest;
 use muster_kernels::optim::{self, AdamW};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, elementwise, loss};
+use muster_kernels::{Element, loss};
 use muster_proto::Step;
 
 use crate::batch::{MicroBatch, Targets};
 use crate::model::Model;
 use crate::params::Params;
 use crate::tape::{DropoutKeys, Tape, Workspace};
+
+/// Elements that one task clears.
+const ZERO_BLOCK: usize = 1 << 16;
 
 /// Settings of AdamW that stay the same over a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -155,7 +158,7 @@ impl<E: Element> Engine<E> {
         if non_finite.is_none() {
             self.step(update, clip_factor(grad_norm, update.max_grad_norm));
         }
-        elementwise::zero(&self.pool, &mut self.grads);
+        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
         Applied { grad_norm, non_finite }
     }
 

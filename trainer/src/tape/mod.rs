@@ -25,7 +25,6 @@ pub use keys::{DropoutKeys, KeyKind};
 pub use ops::{Embed, Heads, Logits, Rates, Relative};
 
 /// Buffers and scratch memory that live longer than one tape.
-#[derive(Default)]
 pub struct Workspace<E> {
     /// Activations and their gradients.
     pub activations: Recycler<E>,
@@ -33,6 +32,12 @@ pub struct Workspace<E> {
     pub floats: Recycler<f32>,
     /// Working memory of the GEMMs.
     pub scratch: Scratch,
+}
+
+impl<E> Default for Workspace<E> {
+    fn default() -> Self {
+        Self { activations: Recycler::default(), floats: Recycler::default(), scratch: Scratch::default() }
+    }
 }
 
 /// A value on the tape: a matrix of `rows x cols`.
@@ -131,7 +136,7 @@ impl<'a, E: Element> Tape<'a, E> {
         assert_eq!(grads.len(), self.env.params.len(), "gradients must have the layout of the parameters");
         let ops = std::mem::take(&mut self.ops);
         let values = (0..self.node_count).map(|_| None).collect();
-        let mut back = Backward { env: self.env, keys: self.keys, grads, values };
+        let mut back = Backward { env: self.env, grads, values };
         logits.backward(dlogits, &mut back);
         for Recorded { op, out } in ops.into_iter().rev() {
             // Without a gradient nothing of this operation reached the loss.
@@ -145,7 +150,6 @@ impl<'a, E: Element> Tape<'a, E> {
 /// State of a backward pass.
 struct Backward<'a, 'g, E: Element> {
     env: Env<'a, E>,
-    keys: Option<DropoutKeys>,
     /// Gradients of the parameters, arena order.
     grads: &'g mut [f32],
     /// Gradients of the values whose backward has not run yet.

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use muster_kernels::attention::{self, Shape};
+use muster_kernels::attention::{self, RelativeGrad, Shape, Terms};
 use muster_kernels::elementwise;
 use muster_kernels::Element;
 
@@ -47,10 +47,18 @@ pub(in crate::tape) struct AttentionOp<E: Element> {
 
 impl<E: Element> Relative<E> {
     fn view(&self) -> attention::Relative<'_, E> {
+        let (keys, queries) = (self.keys.as_ref(), self.queries.as_ref());
+        let terms = match (keys, queries) {
+            (Some(_), Some(_)) => Terms::Both,
+            (Some(_), None) => Terms::C2p,
+            (None, _) => Terms::P2c,
+        };
         attention::Relative {
-            keys: self.keys.as_ref().map(Var::data),
-            queries: self.queries.as_ref().map(Var::data),
+            keys: keys.map_or(&[], Var::data),
+            queries: queries.map_or(&[], Var::data),
+            row_stride: keys.or(queries).expect("relative attention has a term").cols,
             slots: &self.slots,
+            terms,
         }
     }
 }
@@ -91,9 +99,8 @@ impl<E: Element> Tape<'_, E> {
 impl<E: Element> AttentionOp<E> {
     pub(super) fn backward(self, dout: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let mut dqkv = back.env.activations.take(self.qkv.rows * self.qkv.cols);
-        let sums = |var: &Option<Var<E>>| var.as_ref().map(|v| back.env.floats.take_zeroed(v.rows * v.cols));
-        let mut dkeys = self.relative.as_ref().and_then(|r| sums(&r.keys));
-        let mut dqueries = self.relative.as_ref().and_then(|r| sums(&r.queries));
+        let sum = |var: Option<&Var<E>>| back.env.floats.take_zeroed(var.map_or(0, |v| v.data().len()));
+        let mut drelative = self.relative.as_ref().map(|r| (sum(r.keys.as_ref()), sum(r.queries.as_ref())));
         attention::backward(
             back.env.pool,
             attention::Backward {
@@ -106,14 +113,13 @@ impl<E: Element> AttentionOp<E> {
                 lse: &self.lse,
                 dout: &dout,
                 dqkv: &mut dqkv,
-                dkeys: dkeys.as_deref_mut(),
-                dqueries: dqueries.as_deref_mut(),
+                drelative: drelative.as_mut().map(|(keys, queries)| RelativeGrad { keys, queries }),
             },
         );
         back.give(&self.qkv, dqkv);
-        if let Some(Relative { keys, queries, .. }) = &self.relative {
-            for (var, sum) in [(keys, dkeys), (queries, dqueries)] {
-                if let (Some(var), Some(sum)) = (var, sum) {
+        if let (Some(relative), Some((dkeys, dqueries))) = (&self.relative, drelative) {
+            for (var, sum) in [(&relative.keys, dkeys), (&relative.queries, dqueries)] {
+                if let Some(var) = var {
                     let mut grad = back.env.activations.take(sum.len());
                     elementwise::cast(back.env.pool, &sum, &mut grad);
                     back.give(var, grad);

@@ -70,6 +70,6 @@ impl EmbedOp {
 
 impl TableRowsOp {
     pub(super) fn backward<E: Element>(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        elementwise::accumulate(back.env.pool, &mut back.grads[self.range], &dy);
+        elementwise::add_assign(back.env.pool, &mut back.grads[self.range], &dy);
     }
 }
