@@ -8,6 +8,7 @@
 pub mod batch;
 pub mod checkpoint;
 pub mod data;
+pub mod engine;
 pub mod error;
 pub mod export;
 pub mod hub;

@@ -18,14 +18,14 @@ pub enum ParamKind {
     Embedding,
     /// Convolution weight, `(outputs, inputs, kernel)`.
     Conv,
-    /// Bias of a linear layer or a convolution.
+    /// Bias of a linear layer or a convolution, shift of a LayerNorm.
     Bias,
-    /// Gain or shift of a LayerNorm.
-    Norm,
+    /// Gain of a LayerNorm.
+    Gain,
 }
 
 impl ParamKind {
-    /// Tells whether AdamW decays it: matrices and tables, but neither biases nor norms.
+    /// Tells whether AdamW decays it: matrices and tables, but neither biases nor LayerNorm gains.
     pub fn decays(self) -> bool {
         matches!(self, Self::Matrix | Self::Embedding | Self::Conv)
     }
@@ -100,6 +100,55 @@ impl Layout {
     pub fn span(&self, first: ParamId, last: ParamId) -> Range<usize> {
         self.get(first).range.start..self.get(last).range.end
     }
+}
+
+/// A linear layer `y = x Wᵀ + b` as ranges of an arena: `W` is `(outputs, inputs)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Linear {
+    /// Elements of `W`.
+    pub weight: Range<usize>,
+    /// Elements of `b`, where there is one.
+    pub bias: Option<Range<usize>>,
+    /// Columns of `x`.
+    pub inputs: usize,
+    /// Columns of `y`.
+    pub outputs: usize,
+}
+
+impl Linear {
+    /// The layer made of `outputs` rows of this one, from row `first` on.
+    pub fn rows(&self, first: usize, outputs: usize) -> Self {
+        assert!(first + outputs <= self.outputs, "rows {first}..{} of {}", first + outputs, self.outputs);
+        let start = self.weight.start + first * self.inputs;
+        Self {
+            weight: start..start + outputs * self.inputs,
+            bias: self.bias.as_ref().map(|b| b.start + first..b.start + first + outputs),
+            inputs: self.inputs,
+            outputs,
+        }
+    }
+}
+
+/// A LayerNorm over `cols` columns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerNorm {
+    /// Elements of the gain.
+    pub gain: Range<usize>,
+    /// Elements of the shift.
+    pub shift: Range<usize>,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// A table of rows, `(rows, cols)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Elements of the table.
+    pub range: Range<usize>,
+    /// Rows.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
 }
 
 /// The weights of a model: what forward computes with, and the f32 values the optimizer moves.

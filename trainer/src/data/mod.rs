@@ -1,1 +1,39 @@
-//! (in work)
+//! From the user's files to packed micro-batches: readers, label mapping, token cache, sampler, packing, loader.
+//!
+//! Flow: `source` reads CSV, JSONL or Parquet one row at a time and knows each row's place; `survey` validates every
+//! row and settles the labels before a weight is read; `cache` tokenises once and maps the result into memory; `split`
+//! sets evaluation rows aside; `sampler` orders the rows of an epoch; `pack` cuts a global batch into micro-batches;
+//! `loader` does the last two ahead of the training loop.
+//!
+//! Invariants: the order of rows and every micro-batch is a pure function of (seed, epoch, step, lengths, budget); no
+//! random state is stored, so a cursor in rows is all that a resumed run needs. Texts are never kept: a file of any
+//! size is read twice (validation, tokenising) with a bounded number of rows in memory.
+//!
+//! This module does not know the run file or the tokenizer: both come in as plain options and a closure.
+
+pub mod cache;
+pub mod error;
+pub mod labels;
+pub mod limits;
+pub mod loader;
+pub mod pack;
+mod rng;
+pub mod sampler;
+pub mod source;
+pub mod split;
+pub mod survey;
+pub mod targets;
+
+#[cfg(test)]
+mod testing;
+
+pub use cache::{BuildOptions, BuildProgress, Encode, OnLong, StoreOrigin, TokenStore, TokenizedRow};
+pub use error::{DataError, Place, Position};
+pub use labels::Labels;
+pub use loader::{LoadPlan, Loader, RowSet, StepBatches};
+pub use pack::{Budget, collate, eval_plan, pack};
+pub use sampler::{EpochOrder, Sampler};
+pub use source::{Answer, Reader, Role, Row, SourceFormat, SourceOptions, Task};
+pub use split::{Split, split};
+pub use survey::{DataSet, Known, Survey, survey};
+pub use targets::TargetShape;

@@ -1,1 +1,21 @@
-//! (in work)
+//! What this process may use of its machine: CPUs, quota, memory, NUMA nodes, caches, huge pages.
+//!
+//! [`HostFacts`] is what the kernel says, read once; every decision from it is a pure function, so tests read fake
+//! `/proc` and `/sys` trees. The number of CPUs of the host is never used: what counts is
+//! affinity ∩ cpuset, floor(quota), physical cores first.
+//!
+//! Nothing here binds threads or memory.
+
+pub use budget::{CpuBudget, cpu_budget};
+pub use facts::{Core, HostFacts, HugePages};
+pub use limits::{MemoryFacts, Quota, Throttling};
+pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
+
+mod budget;
+mod cgroup;
+mod cpulist;
+mod facts;
+mod limits;
+mod numa;
+#[cfg(test)]
+mod tests;

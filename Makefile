@@ -1,0 +1,44 @@
+# Every target sets up what it needs. `make demo` is the place to start.
+
+CARGO ?= cargo
+MUSTER := target/release/muster
+
+.PHONY: help setup build demo test check bench doc clean
+
+help:
+	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
+	@echo "make test    all tests"
+	@echo "make check   formatting, lints, docs, crate arrows, licences"
+	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
+
+setup:
+	@bash scripts/setup.sh
+
+build: setup
+	$(CARGO) build --release --locked -p muster
+
+demo: build
+	bash examples/headlines/demo.sh $(MUSTER)
+
+# nextest runs each test in its own process; without it cargo's own runner does.
+test: setup
+	$(CARGO) build --release --locked -p muster
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) nextest run --release --locked --workspace --no-fail-fast; \
+	else \
+		$(CARGO) test --release --locked --workspace --lib --bins --tests; \
+	fi
+	$(CARGO) test --release --locked --workspace --doc
+
+check: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps
+	bash scripts/check-arrows.sh
+	bash scripts/cargo-deny.sh
+
+bench: setup
+	$(CARGO) run --release --locked -p muster-bench -- step
+
+clean:
+	$(CARGO) clean

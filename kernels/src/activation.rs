@@ -1,0 +1,187 @@
+//! Activation functions and their derivatives, from the value before the activation.
+
+use crate::element::Element;
+use crate::isa::{Kernel, Simd, dispatch};
+use crate::math;
+use crate::pool::{BLOCK, Pool};
+
+/// A function applied to each element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// x * Phi(x), by the error function.
+    Gelu,
+    /// GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2).
+    GeluTanh,
+    /// max(x, 0).
+    Relu,
+    /// Hyperbolic tangent.
+    Tanh,
+    /// x * sigmoid(x).
+    Silu,
+}
+
+/// Value and derivative of a function, one type per function so that the loop contains no branch.
+trait Function {
+    fn value<S: Simd>(s: S, x: f32) -> f32;
+    fn slope<S: Simd>(s: S, x: f32) -> f32;
+}
+
+struct Gelu;
+impl Function for Gelu {
+    #[inline(always)]
+    fn value<S: Simd>(s: S, x: f32) -> f32 {
+        let y = x * math::gauss(s, x).cdf;
+        // -inf * 0 is NaN, but the limit is 0.
+        if x == f32::NEG_INFINITY { 0.0 } else { y }
+    }
+    #[inline(always)]
+    fn slope<S: Simd>(s: S, x: f32) -> f32 {
+        let g = math::gauss(s, x);
+        let y = s.mul_add(x, g.pdf, g.cdf);
+        if x.is_infinite() { g.cdf } else { y }
+    }
+}
+
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+const CUBIC: f32 = 0.044_715;
+
+struct GeluTanh;
+impl GeluTanh {
+    /// tanh of the inner cubic, with x limited to where the result still moves (so that x^3 stays finite).
+    #[inline(always)]
+    fn inner<S: Simd>(s: S, x: f32) -> f32 {
+        math::tanh(s, SQRT_2_OVER_PI * x * s.mul_add(CUBIC * x, x, 1.0))
+    }
+}
+impl Function for GeluTanh {
+    #[inline(always)]
+    fn value<S: Simd>(s: S, x: f32) -> f32 {
+        let y = 0.5 * x * (1.0 + Self::inner(s, x));
+        if x == f32::NEG_INFINITY { 0.0 } else { y }
+    }
+    #[inline(always)]
+    fn slope<S: Simd>(s: S, x: f32) -> f32 {
+        let t = Self::inner(s, x);
+        let c = if x > 1e4 { 1e4 } else { x };
+        let c = if c < -1e4 { -1e4 } else { c };
+        let du = SQRT_2_OVER_PI * s.mul_add(3.0 * CUBIC * c, c, 1.0);
+        0.5 * (1.0 + t) + 0.5 * c * s.mul_add(-t, t, 1.0) * du
+    }
+}
+
+struct Relu;
+impl Function for Relu {
+    #[inline(always)]
+    fn value<S: Simd>(_: S, x: f32) -> f32 {
+        // Written so that a NaN passes through.
+        if x < 0.0 { 0.0 } else { x }
+    }
+    #[inline(always)]
+    fn slope<S: Simd>(_: S, x: f32) -> f32 {
+        if x > 0.0 {
+            1.0
+        } else if x.is_nan() {
+            x
+        } else {
+            0.0
+        }
+    }
+}
+
+struct Tanh;
+impl Function for Tanh {
+    #[inline(always)]
+    fn value<S: Simd>(s: S, x: f32) -> f32 {
+        math::tanh(s, x)
+    }
+    #[inline(always)]
+    fn slope<S: Simd>(s: S, x: f32) -> f32 {
+        let t = math::tanh(s, x);
+        s.mul_add(-t, t, 1.0)
+    }
+}
+
+struct Silu;
+impl Function for Silu {
+    #[inline(always)]
+    fn value<S: Simd>(s: S, x: f32) -> f32 {
+        let y = x * math::sigmoid(s, x);
+        if x == f32::NEG_INFINITY { 0.0 } else { y }
+    }
+    #[inline(always)]
+    fn slope<S: Simd>(s: S, x: f32) -> f32 {
+        let g = math::sigmoid(s, x);
+        let c = if x > 1e3 { 1e3 } else { x };
+        let c = if c < -1e3 { -1e3 } else { c };
+        g * s.mul_add(c, 1.0 - g, 1.0)
+    }
+}
+
+struct Forward<'a, E, F> {
+    x: &'a [E],
+    y: &'a mut [E],
+    f: std::marker::PhantomData<F>,
+}
+impl<E: Element, F: Function> Kernel for Forward<'_, E, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (y, x) in self.y.iter_mut().zip(self.x) {
+            *y = E::from_f32(F::value(s, x.to_f32()));
+        }
+    }
+}
+
+struct Backward<'a, E, F> {
+    x: &'a [E],
+    dy: &'a [E],
+    dx: &'a mut [E],
+    f: std::marker::PhantomData<F>,
+}
+impl<E: Element, F: Function> Kernel for Backward<'_, E, F> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for ((dx, x), dy) in self.dx.iter_mut().zip(self.x).zip(self.dy) {
+            *dx = E::from_f32(F::slope(s, x.to_f32()) * dy.to_f32());
+        }
+    }
+}
+
+fn forward_of<F: Function + Send + Sync, E: Element>(pool: &Pool, x: &[E], y: &mut [E]) {
+    pool.each(x.chunks(BLOCK).zip(y.chunks_mut(BLOCK)), |(x, y)| {
+        dispatch(pool.isa(), Forward::<E, F> { x, y, f: std::marker::PhantomData });
+    });
+}
+
+fn backward_of<F: Function + Send + Sync, E: Element>(pool: &Pool, x: &[E], dy: &[E], dx: &mut [E]) {
+    let parts = x.chunks(BLOCK).zip(dy.chunks(BLOCK)).zip(dx.chunks_mut(BLOCK));
+    pool.each(parts, |((x, dy), dx)| {
+        dispatch(pool.isa(), Backward::<E, F> { x, dy, dx, f: std::marker::PhantomData });
+    });
+}
+
+/// y = act(x).
+pub fn forward<E: Element>(pool: &Pool, act: Activation, x: &[E], y: &mut [E]) {
+    assert_eq!(x.len(), y.len(), "y must be as long as x");
+    match act {
+        Activation::Gelu => forward_of::<Gelu, E>(pool, x, y),
+        Activation::GeluTanh => forward_of::<GeluTanh, E>(pool, x, y),
+        Activation::Relu => forward_of::<Relu, E>(pool, x, y),
+        Activation::Tanh => forward_of::<Tanh, E>(pool, x, y),
+        Activation::Silu => forward_of::<Silu, E>(pool, x, y),
+    }
+}
+
+/// dx = act'(x) * dy, with x the value before the activation.
+pub fn backward<E: Element>(pool: &Pool, act: Activation, x: &[E], dy: &[E], dx: &mut [E]) {
+    assert_eq!(x.len(), dy.len(), "dy must be as long as x");
+    assert_eq!(x.len(), dx.len(), "dx must be as long as x");
+    match act {
+        Activation::Gelu => backward_of::<Gelu, E>(pool, x, dy, dx),
+        Activation::GeluTanh => backward_of::<GeluTanh, E>(pool, x, dy, dx),
+        Activation::Relu => backward_of::<Relu, E>(pool, x, dy, dx),
+        Activation::Tanh => backward_of::<Tanh, E>(pool, x, dy, dx),
+        Activation::Silu => backward_of::<Silu, E>(pool, x, dy, dx),
+    }
+}

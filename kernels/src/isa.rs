@@ -1,0 +1,371 @@
+//! Instruction sets: what the CPU has, what is used, and how a kernel reaches it.
+//!
+//! A kernel is a value that implements [`Kernel`]; its body is ordinary Rust, generic over a token of [`Simd`].
+//! [`dispatch`] calls it inside a function compiled for the chosen instruction set, so that LLVM vectorises one
+//! source for each of them. There is no `-C target-cpu`: one binary runs everywhere.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// An instruction set, from weakest to strongest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// The baseline of the target (SSE2 on x86-64); no fused multiply-add.
+    Scalar,
+    /// AVX2 and FMA: 8 lanes of f32.
+    Avx2,
+    /// AVX-512 F, BW, VL and DQ: 16 lanes of f32.
+    Avx512,
+    /// AVX-512 with bf16 dot products.
+    Avx512Bf16,
+    /// AMX tiles with bf16.
+    Amx,
+}
+
+impl Isa {
+    /// Every instruction set, weakest first.
+    pub const ALL: [Self; 5] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+
+    /// The name that `MUSTER_MAX_ISA` takes.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Amx => "amx",
+        }
+    }
+
+    const fn from_u8(x: u8) -> Option<Self> {
+        match x {
+            0 => Some(Self::Scalar),
+            1 => Some(Self::Avx2),
+            2 => Some(Self::Avx512),
+            3 => Some(Self::Avx512Bf16),
+            4 => Some(Self::Amx),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A cap that names no instruction set.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown instruction set {got:?}")]
+pub struct ParseCapError {
+    /// The text as given.
+    pub got: String,
+}
+
+impl ParseCapError {
+    /// The fix for the user.
+    pub fn hint(&self) -> Option<String> {
+        let names: Vec<_> = Isa::ALL.iter().map(|i| i.name()).collect();
+        Some(format!("use one of {}", names.join(", ")))
+    }
+}
+
+/// Reads the value of `MUSTER_MAX_ISA`; case and the separators `-`, `_` and space do not matter.
+pub fn parse_cap(text: &str) -> Result<Isa, ParseCapError> {
+    let plain = |s: &str| s.to_ascii_lowercase().replace(['-', '_', ' '], "");
+    let wanted = plain(text);
+    Isa::ALL
+        .into_iter()
+        .find(|i| plain(i.name()) == wanted)
+        .ok_or_else(|| ParseCapError { got: text.to_owned() })
+}
+
+/// A CPU feature and whether this process can use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Feature {
+    /// Name as in `/proc/cpuinfo`, without separators.
+    pub name: &'static str,
+    /// Whether CPU and operating system both have it.
+    pub present: bool,
+}
+
+/// What the CPU has, which kernels run, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Each feature that a kernel could use.
+    pub features: Vec<Feature>,
+    /// The strongest instruction set of the CPU.
+    pub best: Isa,
+    /// The cap in force, if any.
+    pub cap: Option<Isa>,
+    /// The instruction set of the kernels that run.
+    pub chosen: Isa,
+    /// One sentence saying why `chosen` was chosen.
+    pub reason: String,
+    /// Whether bf16 products are emulated by widening to f32, which makes bf16 no faster than f32.
+    pub bf16_is_emulated: bool,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has: Vec<_> = self.features.iter().filter(|x| x.present).map(|x| x.name).collect();
+        let lacks: Vec<_> = self.features.iter().filter(|x| !x.present).map(|x| x.name).collect();
+        writeln!(f, "cpu features  {}", if has.is_empty() { "none".into() } else { has.join(" ") })?;
+        if !lacks.is_empty() {
+            writeln!(f, "missing       {}", lacks.join(" "))?;
+        }
+        write!(f, "kernels       {}: {}", self.chosen, self.reason)
+    }
+}
+
+/// The features that decide between kernels, separated from the CPU so that the choice can be tested.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cpu {
+    /// AVX2.
+    pub avx2: bool,
+    /// Fused multiply-add.
+    pub fma: bool,
+    /// AVX-512 F, BW, VL and DQ together.
+    pub avx512: bool,
+    /// AVX512-BF16.
+    pub avx512_bf16: bool,
+    /// AMX tiles with bf16, CPU and operating system.
+    pub amx_bf16: bool,
+}
+
+impl Cpu {
+    /// Asks this machine.
+    pub fn here() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq");
+            Self {
+                avx2: is_x86_feature_detected!("avx2"),
+                fma: is_x86_feature_detected!("fma"),
+                avx512,
+                avx512_bf16: is_x86_feature_detected!("avx512bf16"),
+                amx_bf16: amx_present(),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Self::default()
+    }
+
+    /// The strongest instruction set these features make up.
+    pub fn best(self) -> Isa {
+        let avx2 = self.avx2 && self.fma;
+        match self {
+            _ if !avx2 => Isa::Scalar,
+            _ if !self.avx512 => Isa::Avx2,
+            _ if !self.avx512_bf16 => Isa::Avx512,
+            _ if !self.amx_bf16 => Isa::Avx512Bf16,
+            _ => Isa::Amx,
+        }
+    }
+
+    /// Chooses the kernels under a cap and says why.
+    pub fn report(self, cap: Option<Isa>) -> Report {
+        let features = vec![
+            Feature { name: "avx2", present: self.avx2 },
+            Feature { name: "fma", present: self.fma },
+            Feature { name: "avx512f/bw/vl/dq", present: self.avx512 },
+            Feature { name: "avx512_bf16", present: self.avx512_bf16 },
+            Feature { name: "amx_bf16", present: self.amx_bf16 },
+        ];
+        let best = self.best();
+        let allowed = cap.map_or(best, |c| c.min(best));
+        // The strongest kernels of this release are AVX-512 in f32.
+        let chosen = allowed.min(Isa::Avx512);
+        let width = match chosen {
+            Isa::Scalar => "baseline instructions, no fused multiply-add",
+            Isa::Avx2 => "8 lanes of f32 with fused multiply-add",
+            _ => "16 lanes of f32 with fused multiply-add",
+        };
+        let reason = match cap {
+            Some(c) if c < best && chosen == c => format!("{width}; capped to {c}, the CPU could do {best}"),
+            _ if chosen < allowed => {
+                format!(
+                    "{width}; the CPU has {allowed}, which this release does not use: bf16 is widened to f32"
+                )
+            }
+            _ => format!("{width}; the best this CPU has"),
+        };
+        Report { features, best, cap, chosen, reason, bf16_is_emulated: true }
+    }
+}
+
+/// AMX needs the CPU's flags and an operating system that saves the tile registers.
+#[cfg(target_arch = "x86_64")]
+fn amx_present() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+    #[target_feature(enable = "xsave")]
+    fn tile_state() -> u64 {
+        // SAFETY: called only where OSXSAVE is set, so xgetbv exists in user mode.
+        unsafe { _xgetbv(0) }
+    }
+    if __cpuid(0).eax < 7 || __cpuid(1).ecx & (1 << 27) == 0 {
+        return false;
+    }
+    let edx = __cpuid_count(7, 0).edx;
+    let (bf16, tile) = (edx & (1 << 22) != 0, edx & (1 << 24) != 0);
+    // SAFETY: OSXSAVE (checked above) implies XSAVE.
+    let state = unsafe { tile_state() };
+    bf16 && tile && state & (0b11 << 17) == 0b11 << 17
+}
+
+const UNSET: u8 = u8::MAX;
+static CAP: AtomicU8 = AtomicU8::new(UNSET);
+
+/// Sets the process-wide cap. Pools made before keep the instruction set they were made with.
+pub fn select(cap: Option<Isa>) {
+    CAP.store(cap.map_or(UNSET, |c| c as u8), Ordering::Relaxed);
+}
+
+/// Reports the features of this machine and the kernels chosen under the present cap.
+pub fn detect() -> Report {
+    Cpu::here().report(Isa::from_u8(CAP.load(Ordering::Relaxed)))
+}
+
+/// The instruction set whose kernels run under the present cap.
+pub fn selected() -> Isa {
+    detect().chosen
+}
+
+/// A token proving that the CPU executes the instructions it stands for.
+pub trait Simd: Copy {
+    /// Whether `mul_add` is one instruction.
+    const FMA: bool;
+    /// f32 lanes of a vector register.
+    const LANES: usize;
+
+    /// `a * b + c`, fused where that is one instruction. (An unfused `f32::mul_add` would be a library call.)
+    #[inline(always)]
+    fn mul_add(self, a: f32, b: f32, c: f32) -> f32 {
+        if Self::FMA { a.mul_add(b, c) } else { a * b + c }
+    }
+}
+
+macro_rules! token {
+    ($(#[$doc:meta])* $name:ident, $fma:expr, $lanes:expr) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub struct $name(());
+        impl Simd for $name {
+            const FMA: bool = $fma;
+            const LANES: usize = $lanes;
+        }
+    };
+}
+token!(/// Token of the baseline.
+    ScalarToken, false, 4);
+token!(/// Token of AVX2 with FMA.
+    Avx2Token, true, 8);
+token!(/// Token of AVX-512 F, BW, VL and DQ.
+    Avx512Token, true, 16);
+
+/// An algorithm that [`dispatch`] compiles for each instruction set.
+pub trait Kernel {
+    /// What the algorithm returns.
+    type Output;
+    /// Runs the algorithm; implementations are `#[inline(always)]` and call only such functions in their loops.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Runs a kernel on an instruction set, lowered to what this CPU has.
+#[inline]
+pub fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // Detection is a load and a bit test after the first call.
+        if isa >= Isa::Avx512
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("fma")
+        {
+            // SAFETY: every feature the function enables was detected just above.
+            return unsafe { run_avx512(kernel) };
+        }
+        if isa >= Isa::Avx2 && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: every feature the function enables was detected just above.
+            return unsafe { run_avx2(kernel) };
+        }
+    }
+    let _ = isa;
+    kernel.run(ScalarToken(()))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512Token(()))
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2Token(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpu(avx2: bool, avx512: bool, bf16: bool, amx: bool) -> Cpu {
+        Cpu { avx2, fma: avx2, avx512, avx512_bf16: bf16, amx_bf16: amx }
+    }
+
+    /// Case 7: feature sets and the choice and text that follow.
+    #[test]
+    fn the_choice_follows_the_features_and_the_cap() {
+        let table = [
+            (cpu(false, false, false, false), None, Isa::Scalar, Isa::Scalar, "baseline"),
+            (cpu(true, false, false, false), None, Isa::Avx2, Isa::Avx2, "the best this CPU has"),
+            (cpu(true, true, false, false), None, Isa::Avx512, Isa::Avx512, "16 lanes"),
+            (cpu(true, true, true, false), None, Isa::Avx512Bf16, Isa::Avx512, "does not use"),
+            (cpu(true, true, true, true), None, Isa::Amx, Isa::Avx512, "the CPU has amx"),
+            (cpu(true, true, true, true), Some(Isa::Avx2), Isa::Amx, Isa::Avx2, "capped to avx2"),
+            (cpu(true, false, false, false), Some(Isa::Amx), Isa::Avx2, Isa::Avx2, "the best"),
+            (cpu(true, true, true, true), Some(Isa::Scalar), Isa::Amx, Isa::Scalar, "capped to scalar"),
+        ];
+        for (cpu, cap, best, chosen, text) in table {
+            let r = cpu.report(cap);
+            assert_eq!((r.best, r.chosen), (best, chosen), "{cpu:?} {cap:?}");
+            assert!(r.reason.contains(text), "{} lacks {text}", r.reason);
+            assert!(r.to_string().contains(chosen.name()));
+        }
+    }
+
+    #[test]
+    fn fma_is_required_for_avx2() {
+        assert_eq!(Cpu { avx2: true, ..Cpu::default() }.best(), Isa::Scalar);
+    }
+
+    #[test]
+    fn caps_are_read_by_name_and_errors_list_the_names() {
+        assert_eq!(parse_cap("AVX2"), Ok(Isa::Avx2));
+        assert_eq!(parse_cap("avx512_bf16"), Ok(Isa::Avx512Bf16));
+        let e = parse_cap("sse9").unwrap_err();
+        assert!(e.to_string().contains("sse9") && e.hint().unwrap().contains("avx512-bf16"));
+    }
+
+    #[test]
+    fn dispatch_never_exceeds_the_request() {
+        struct Lanes;
+        impl Kernel for Lanes {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::LANES
+            }
+        }
+        assert_eq!(dispatch(Isa::Scalar, Lanes), 4);
+        assert!(dispatch(Isa::Avx2, Lanes) <= 8);
+        assert!(dispatch(Isa::Amx, Lanes) <= 16);
+    }
+}

@@ -1,0 +1,1 @@
+//! Scalar definitions of every operation in f64: the specification that the tests compare with.

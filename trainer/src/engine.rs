@@ -1,0 +1,215 @@
+//! One rank's arithmetic: weights, gradients and optimizer state of a model, and the step that moves them.
+//!
+//! The engine knows nothing of files, epochs or logs. Everything it returns is a pure function of the weights, the
+//! batches and the seed; neither the number of threads nor the split into micro-batches changes more than the
+//! rounding of sums.
+
+use muster_allreduce::digest;
+use muster_kernels::optim::{self, AdamW};
+use muster_kernels::pool::Pool;
+use muster_kernels::{Element, loss};
+use muster_proto::Step;
+
+use crate::batch::{MicroBatch, Targets};
+use crate::model::Model;
+use crate::params::Params;
+use crate::tape::{DropoutKeys, Tape, Workspace};
+
+/// Elements that one task clears.
+const ZERO_BLOCK: usize = 1 << 16;
+
+/// Settings of AdamW that stay the same over a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hyper {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled weight decay of matrices and tables.
+    pub weight_decay: f32,
+}
+
+/// One optimizer update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Update {
+    /// Number of this update, from 1 (Adam's bias correction).
+    pub number: u64,
+    /// Learning rate of this update.
+    pub learning_rate: f64,
+    /// Gradients with a larger global norm are scaled down to it.
+    pub max_grad_norm: Option<f64>,
+}
+
+/// What an update found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// Global norm of the gradients before clipping.
+    pub grad_norm: f64,
+    /// Name of the first parameter with a NaN or infinite gradient; then nothing was changed.
+    pub non_finite: Option<String>,
+}
+
+/// A model in training: weights, gradients, moments.
+pub struct Engine<E: Element> {
+    model: Model,
+    params: Params<E>,
+    grads: Vec<f32>,
+    first_moment: Vec<f32>,
+    second_moment: Vec<f32>,
+    hyper: Hyper,
+    seed: u64,
+    pool: Pool,
+    work: Workspace<E>,
+}
+
+impl<E: Element> Engine<E> {
+    /// Starts from f32 weights in arena order; moments are zero.
+    ///
+    /// # Panics
+    /// If `weights` is not as long as the model's arena.
+    pub fn new(model: Model, weights: Vec<f32>, hyper: Hyper, seed: u64, pool: Pool) -> Self {
+        let len = model.layout().arena_len();
+        let params = Params::new(model.layout().clone(), weights);
+        Self {
+            model,
+            params,
+            grads: vec![0.0; len],
+            first_moment: vec![0.0; len],
+            second_moment: vec![0.0; len],
+            hyper,
+            seed,
+            pool,
+            work: Workspace::default(),
+        }
+    }
+
+    /// The architecture and its layout.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The f32 weights, arena order.
+    pub fn weights(&self) -> &[f32] {
+        self.params.master()
+    }
+
+    /// Gradients summed so far, arena order.
+    pub fn gradients(&self) -> &[f32] {
+        &self.grads
+    }
+
+    /// First and second moments, arena order.
+    pub fn moments(&self) -> (&[f32], &[f32]) {
+        (&self.first_moment, &self.second_moment)
+    }
+
+    /// A digest of the bits of the f32 weights: equal digests mean equal weights.
+    pub fn digest(&self) -> u64 {
+        digest(self.weights())
+    }
+
+    /// Replaces weights and moments, all in arena order.
+    ///
+    /// # Panics
+    /// If a length differs from the arena's.
+    pub fn restore(&mut self, weights: Vec<f32>, first_moment: Vec<f32>, second_moment: Vec<f32>) {
+        let len = self.grads.len();
+        assert!(first_moment.len() == len && second_moment.len() == len, "moments must fill the arena");
+        self.params = Params::new(self.model.layout().clone(), weights);
+        self.first_moment = first_moment;
+        self.second_moment = second_moment;
+        self.grads.fill(0.0);
+    }
+
+    /// Runs one micro-batch forward and backward; returns the SUM of its rows' losses.
+    ///
+    /// Adds to the gradients those of `sum / global_rows`: with `global_rows` the rows of the whole global batch,
+    /// any split of it into micro-batches gives the same gradients.
+    pub fn train(&mut self, batch: &MicroBatch, step: Step, global_rows: usize) -> f64 {
+        let keys = DropoutKeys::new(self.seed, step.0, batch);
+        let mut tape = Tape::training(self.params.compute(), &self.pool, &mut self.work, keys);
+        let logits = self.model.forward(&mut tape, batch);
+        let mut dlogits = vec![0.0; logits.values.len()];
+        let scale = 1.0 / global_rows as f32;
+        let loss = row_losses(self.model.outputs(), &logits.values, &batch.targets, scale, &mut dlogits);
+        tape.backward(logits, &dlogits, &mut self.grads);
+        loss
+    }
+
+    /// Computes the logits of a micro-batch without dropout, `(R, outputs)`.
+    pub fn predict(&mut self, batch: &MicroBatch) -> Vec<f32> {
+        let mut tape = Tape::inference(self.params.compute(), &self.pool, &mut self.work);
+        self.model.forward(&mut tape, batch).values
+    }
+
+    /// The SUM of the rows' losses of logits that [`Engine::predict`] gave.
+    pub fn loss(&self, logits: &[f32], targets: &Targets) -> f64 {
+        row_losses(self.model.outputs(), logits, targets, 0.0, &mut vec![0.0; logits.len()])
+    }
+
+    /// Clips the gradients, moves the weights with AdamW and clears the gradients.
+    ///
+    /// Gradients that are not finite change nothing but are cleared; the result names the first such parameter.
+    pub fn apply(&mut self, update: &Update) -> Applied {
+        let grad_norm = optim::sum_squares(&self.pool, &self.grads).sqrt();
+        let non_finite = if grad_norm.is_finite() { None } else { self.first_non_finite() };
+        if non_finite.is_none() {
+            self.step(update, clip_factor(grad_norm, update.max_grad_norm));
+        }
+        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
+        Applied { grad_norm, non_finite }
+    }
+
+    fn step(&mut self, update: &Update, grad_scale: f32) {
+        let layout = self.params.layout().clone();
+        let (master, mut compute) = self.params.update_parts();
+        for param in layout.params() {
+            let range = param.range.clone();
+            let hyper = AdamW {
+                lr: update.learning_rate as f32,
+                beta1: self.hyper.beta1,
+                beta2: self.hyper.beta2,
+                eps: self.hyper.eps,
+                weight_decay: if param.kind.decays() { self.hyper.weight_decay } else { 0.0 },
+                step: update.number,
+                grad_scale,
+            };
+            optim::adamw(
+                &self.pool,
+                &hyper,
+                &self.grads[range.clone()],
+                &mut master[range.clone()],
+                &mut self.first_moment[range.clone()],
+                &mut self.second_moment[range.clone()],
+                compute.as_deref_mut().map(|c| &mut c[range]),
+            );
+        }
+    }
+
+    /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.
+    fn first_non_finite(&self) -> Option<String> {
+        let broken = |p: &&crate::params::Param| {
+            optim::first_non_finite(&self.pool, &self.grads[p.range.clone()]).is_some()
+        };
+        self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
+    }
+}
+
+/// Factor that brings a gradient of this norm down to `max`; the same rule as `torch.nn.utils.clip_grad_norm_`.
+fn clip_factor(norm: f64, max: Option<f64>) -> f32 {
+    match max {
+        Some(max) => (max / (norm + 1e-6)).min(1.0) as f32,
+        None => 1.0,
+    }
+}
+
+fn row_losses(outputs: usize, logits: &[f32], targets: &Targets, scale: f32, dlogits: &mut [f32]) -> f64 {
+    match targets {
+        Targets::None => 0.0,
+        Targets::Class(classes) => loss::cross_entropy(outputs, logits, classes, scale, dlogits),
+        Targets::Multi { values, .. } => loss::bce_with_logits(outputs, logits, values, scale, dlogits),
+        Targets::Value { values, .. } => loss::mse(outputs, logits, values, scale, dlogits),
+    }
+}

@@ -1,0 +1,40 @@
+//! Random weights, each a pure function of (seed, parameter name, element).
+
+use muster_kernels::rng;
+
+use super::Model;
+use crate::params::{Param, ParamKind};
+
+impl Model {
+    /// Fills one parameter as Hugging Face initialises it: normal matrices and tables, zero biases and padding row,
+    /// unit gains. The same seed gives the same numbers whatever else the model holds.
+    pub fn init_param(&self, seed: u64, param: &Param, values: &mut [f32]) {
+        match param.kind {
+            ParamKind::Bias => values.fill(0.0),
+            ParamKind::Gain => values.fill(1.0),
+            ParamKind::Matrix | ParamKind::Embedding | ParamKind::Conv => {
+                let key = rng::mix(seed, name_key(&param.name));
+                for (i, value) in values.iter_mut().enumerate() {
+                    *value = rng::normal(key, i as u64) * self.config.init_std;
+                }
+                if param.range == self.embeddings.word.range {
+                    let cols = self.config.embedding;
+                    values[self.config.pad_id * cols..][..cols].fill(0.0);
+                }
+            }
+        }
+    }
+}
+
+/// Weights for training from scratch, in arena order.
+pub fn random_weights(model: &Model, seed: u64) -> Vec<f32> {
+    let mut weights = vec![0.0; model.layout.arena_len()];
+    for param in model.layout.params() {
+        model.init_param(seed, param, &mut weights[param.range.clone()]);
+    }
+    weights
+}
+
+fn name_key(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+}

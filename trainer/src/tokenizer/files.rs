@@ -1,0 +1,108 @@
+//! The files of a model directory: which vocabulary is there, and reading it within a bound.
+
+use std::path::{Path, PathBuf};
+
+use super::error::TokenizerError;
+
+/// The largest tokenizer file read; the largest known `tokenizer.json` has about 40 MB.
+pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
+/// The largest SentencePiece file read; pieces take more room in memory than in the file, and known ones have 5 MB.
+pub(super) const MAX_SPM_BYTES: u64 = 32 << 20;
+
+/// A vocabulary that can be read, in order of preference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Raw SentencePiece model of DeBERTa-v2 and v3.
+    DebertaSpm,
+    /// Everything in one file.
+    TokenizerJson,
+    /// Raw SentencePiece model of XLM-RoBERTa.
+    XlmRobertaSpm,
+    /// WordPiece vocabulary of BERT.
+    VocabTxt,
+    /// Byte-level BPE of RoBERTa.
+    VocabMerges,
+}
+
+impl Source {
+    const ALL: [Self; 5] =
+        [Self::DebertaSpm, Self::TokenizerJson, Self::XlmRobertaSpm, Self::VocabTxt, Self::VocabMerges];
+
+    /// The files that hold the vocabulary.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::DebertaSpm => &["spm.model"],
+            Self::TokenizerJson => &["tokenizer.json"],
+            Self::XlmRobertaSpm => &["sentencepiece.bpe.model"],
+            Self::VocabTxt => &["vocab.txt"],
+            Self::VocabMerges => &["vocab.json", "merges.txt"],
+        }
+    }
+
+    /// Model types whose special tokens and id offsets are known for this file; empty if any will do.
+    fn model_types(self) -> &'static [&'static str] {
+        match self {
+            Self::DebertaSpm => &["deberta-v2", "deberta-v3"],
+            Self::XlmRobertaSpm => &["xlm-roberta"],
+            _ => &[],
+        }
+    }
+
+    /// Finds the preferred source in `dir`. A raw SentencePiece file is passed over when the configuration names a
+    /// model that uses it otherwise.
+    ///
+    /// # Errors
+    /// Nothing is there that can be read.
+    pub fn find(dir: &Path, model_type: Option<&str>) -> Result<Self, TokenizerError> {
+        let usable = |source: &Self| {
+            let types = source.model_types();
+            model_type.is_none_or(|name| types.is_empty() || types.contains(&name))
+                && source.names().iter().all(|name| dir.join(name).is_file())
+        };
+        Self::ALL.into_iter().find(usable).ok_or_else(|| TokenizerError::NothingFound {
+            dir: dir.to_path_buf(),
+            looked_for: Self::ALL.iter().map(|source| source.described()).collect(),
+        })
+    }
+
+    fn described(self) -> String {
+        let names = self.names().join(" + ");
+        match self.model_types().first() {
+            Some(model_type) => format!("{names} ({model_type})"),
+            None => names,
+        }
+    }
+}
+
+/// Files that belong to a tokenizer beside its vocabulary.
+const COMPANIONS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
+
+/// Every tokenizer file in `dir`, whether it is read or not: an exported model carries all of them.
+pub(super) fn all_in(dir: &Path) -> Vec<PathBuf> {
+    let vocabularies = Source::ALL.into_iter().flat_map(|source| source.names().iter().copied());
+    vocabularies.chain(COMPANIONS).map(|name| dir.join(name)).filter(|path| path.is_file()).collect()
+}
+
+/// Reads a file of at most `limit` bytes.
+///
+/// # Errors
+/// The file cannot be read or is larger.
+pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TokenizerError> {
+    let failed = |source| TokenizerError::Read { path: path.to_path_buf(), source };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > limit {
+        return Err(TokenizerError::TooLarge { path: path.to_path_buf(), bytes, limit });
+    }
+    std::fs::read(path).map_err(failed)
+}
+
+/// Reads a text file of at most [`MAX_FILE_BYTES`].
+///
+/// # Errors
+/// The file cannot be read, is larger, or is not UTF-8.
+pub(super) fn read_text(path: &Path) -> Result<String, TokenizerError> {
+    String::from_utf8(read(path, MAX_FILE_BYTES)?).map_err(|error| TokenizerError::Invalid {
+        path: path.to_path_buf(),
+        reason: format!("byte {} is not UTF-8", error.utf8_error().valid_up_to()),
+    })
+}
