@@ -7,21 +7,30 @@
 mod error;
 mod evaluate;
 mod event;
+mod finish;
+mod inspect;
 mod log;
 mod non_finite;
 mod pace;
+mod prepare;
 mod progress;
 mod runner;
 mod store;
+mod trained;
+
 #[cfg(test)]
 mod tests;
 
 pub use error::TrainError;
 pub use evaluate::{EvalPlan, Rows, evaluate};
 pub use event::Event;
+pub use finish::Results;
+pub use inspect::{InspectContext, Inspected, inspect, truncation_rule};
 pub use log::{EvalRecord, Line, LogEnd, LogError, MetricsLog, StepRecord};
 pub use non_finite::{NonFinite, SuspectRow};
 pub use pace::Pace;
-pub use progress::{Best, LoopState, Patience};
+pub use prepare::{Loaded, Prepared, Start, prepare};
+pub use progress::{Best, BestRule, LoopState};
 pub use runner::{Ending, Hooks, RunRows, Settings, Trainer};
-pub use store::RunStore;
+pub use store::{Identity, Restored, RunStore};
+pub use trained::{Trained, collate_encodings};
