@@ -90,6 +90,11 @@ impl<E: Element> Engine<E> {
         &self.model
     }
 
+    /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
+    pub fn clear_gradients(&mut self) {
+        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
+    }
+
     /// The f32 weights, arena order.
     pub fn weights(&self) -> &[f32] {
         self.params.master()
@@ -158,7 +163,7 @@ impl<E: Element> Engine<E> {
         if non_finite.is_none() {
             self.step(update, clip_factor(grad_norm, update.max_grad_norm));
         }
-        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
+        self.clear_gradients();
         Applied { grad_norm, non_finite }
     }
 
