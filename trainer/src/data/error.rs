@@ -314,7 +314,8 @@ impl FileProblem {
                 Some("use .csv, .tsv, .jsonl or .parquet, or set data.format".into())
             }
             FileProblem::MissingColumn { wanted, existing } => {
-                nearest(wanted, existing.iter().map(String::as_str)).map(|name| format!("did you mean \"{name}\"?"))
+                nearest(wanted, existing.iter().map(String::as_str))
+                    .map(|name| format!("did you mean \"{name}\"?"))
             }
             FileProblem::Utf16 => Some("convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW".into()),
             FileProblem::NoRows("a header") => {
@@ -351,15 +352,17 @@ impl RowProblem {
     }
 }
 
-const LATIN1_HINT: &str = "the file seems to be in another encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW";
+const LATIN1_HINT: &str =
+    "the file seems to be in another encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW";
 
 impl FieldProblem {
     fn hint(&self, column: &str) -> Option<String> {
         match self {
-            FieldProblem::Missing { existing } => {
-                nearest(column, existing.iter().map(String::as_str)).map(|name| format!("did you mean \"{name}\"?"))
+            FieldProblem::Missing { existing } => nearest(column, existing.iter().map(String::as_str))
+                .map(|name| format!("did you mean \"{name}\"?")),
+            FieldProblem::UnknownLabel { nearest: Some(name), .. } => {
+                Some(format!("did you mean \"{name}\"?"))
             }
-            FieldProblem::UnknownLabel { nearest: Some(name), .. } => Some(format!("did you mean \"{name}\"?")),
             FieldProblem::UnknownLabel { .. } => {
                 Some("correct the row or add the label to task.labels".into())
             }

@@ -52,7 +52,11 @@ impl Labels {
                 return problem(format!("entry {} is empty or has blanks around it: \"{name}\"", idx + 1));
             }
             if let Some(before) = seen.insert(name, idx) {
-                return problem(format!("\"{name}\" is listed twice (entries {} and {})", before + 1, idx + 1));
+                return problem(format!(
+                    "\"{name}\" is listed twice (entries {} and {})",
+                    before + 1,
+                    idx + 1
+                ));
             }
         }
         Ok(Self::of(names.to_vec(), LabelOrigin::RunFile))

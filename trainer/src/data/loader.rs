@@ -109,7 +109,10 @@ impl Loader {
                 self.next += 1;
                 Ok(Some(batches))
             }
-            None => Err(DataError::Loader { step, reason: self.join().unwrap_or_else(|| "no reason given".into()) }),
+            None => Err(DataError::Loader {
+                step,
+                reason: self.join().unwrap_or_else(|| "no reason given".into()),
+            }),
         }
     }
 

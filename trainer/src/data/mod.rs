@@ -25,6 +25,10 @@ pub mod survey;
 pub mod targets;
 
 #[cfg(test)]
+mod loader_tests;
+#[cfg(test)]
+mod survey_tests;
+#[cfg(test)]
 mod testing;
 
 pub use cache::{BuildOptions, BuildProgress, Encode, OnLong, StoreOrigin, TokenStore, TokenizedRow};

@@ -127,7 +127,9 @@ impl TokenStore {
         if let Some(dir) = options.cache_dir {
             let path = dir.join(write::file_name(key));
             match sections::load(&path, key) {
-                Ok((sections, meta)) => return Ok(Self::new(sections, meta, key, StoreOrigin::Cached, files)),
+                Ok((sections, meta)) => {
+                    return Ok(Self::new(sections, meta, key, StoreOrigin::Cached, files));
+                }
                 Err(Refusal::Absent) => {}
                 Err(Refusal::Unusable(reason)) => {
                     tracing::warn!("the token cache {} is rebuilt: {reason}", path.display());
@@ -149,7 +151,8 @@ impl TokenStore {
         files: Vec<(Arc<Path>, SourceFormat)>,
     ) -> Self {
         let labels = meta.labels();
-        let shape = meta.shape().expect("a store's meta is checked when loaded and made from a shape when built");
+        let shape =
+            meta.shape().expect("a store's meta is checked when loaded and made from a shape when built");
         Self { sections, meta, labels, shape, key, origin, files }
     }
 
@@ -289,7 +292,10 @@ fn build(job: &Job, key: u128) -> Result<(Sections, Meta, StoreOrigin), DataErro
             Ok((sections, meta)) => return Ok((sections, meta, StoreOrigin::Built)),
             Err(PassError::Data(error)) => return Err(error),
             Err(PassError::Sink(error)) => {
-                tracing::warn!("the token cache {} cannot be written, tokens stay in memory: {error}", dir.display());
+                tracing::warn!(
+                    "the token cache {} cannot be written, tokens stay in memory: {error}",
+                    dir.display()
+                );
             }
         }
     }

@@ -95,8 +95,11 @@ pub fn read_error(path: &Path, source: std::io::Error) -> DataError {
 
 /// Looks at the file without opening it: opening a FIFO would wait for its writer (case 65).
 fn metadata(path: &Path) -> Result<Metadata, DataError> {
-    let meta = std::fs::metadata(path)
-        .map_err(|source| DataError::Io { action: "open", path: path.into(), source })?;
+    let meta = std::fs::metadata(path).map_err(|source| DataError::Io {
+        action: "open",
+        path: path.into(),
+        source,
+    })?;
     let problem = match kind_name(meta.file_type()) {
         Some(kind) => FileProblem::NotRegular(kind),
         None if meta.len() == 0 => FileProblem::Empty,
