@@ -15,7 +15,7 @@ use crate::batch::MicroBatch;
 use super::cache::TokenStore;
 use super::error::DataError;
 use super::pack::{Budget, collate, pack};
-use super::sampler::Sampler;
+use super::sampler::{EpochOrder, Sampler};
 
 /// The micro-batches of one step.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,11 +148,11 @@ impl Drop for Loader {
 
 fn produce(store: &TokenStore, plan: &LoadPlan, out: &Sender<StepBatches>) {
     let sampler = &plan.sampler;
-    let mut order = None;
+    let mut order: Option<EpochOrder> = None;
     for step in plan.steps.clone() {
         let epoch = sampler.epoch_of_step(step);
         let current = match order.take() {
-            Some(current) if super::EpochOrder::epoch(&current) == epoch => current,
+            Some(current) if current.epoch() == epoch => current,
             _ => sampler.epoch_order(epoch),
         };
         let rows: Vec<u64> = current.rows_of_step(step).map(|row| plan.rows.get(row)).collect();

@@ -109,11 +109,8 @@ fn a_thread_that_fails_is_an_error_and_not_the_end_of_the_data() {
     let store = store_of_lengths(&lengths(4));
     let rows: Arc<[u32]> = Arc::from([0, 1, 2, 99]);
     let bad = LoadPlan { rows: RowSet::Some(rows), ..plan(4, 4, 0..5) };
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let mut loader = Loader::start(store, bad).expect("a thread");
     let error = loader.next_step().expect_err("row 99 does not exist");
-    std::panic::set_hook(hook);
     assert!(
         error.to_string().starts_with("the loader thread ended before step 0: index out of bounds"),
         "{error}"

@@ -13,6 +13,7 @@
 
 pub mod cache;
 pub mod error;
+mod hint;
 pub mod labels;
 pub mod limits;
 pub mod loader;

@@ -54,6 +54,11 @@ pub enum OnLong {
 /// How far building is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildProgress {
+    /// The files are hashed to find out whether they are known.
+    Hashing {
+        /// Bytes of all files so far.
+        bytes_done: u64,
+    },
     /// First pass; the total is not known yet.
     Checking {
         /// Rows read.
@@ -118,9 +123,14 @@ impl TokenStore {
         set.options.validate()?;
         let mut files = Vec::with_capacity(set.files.len());
         let mut stamps = Vec::with_capacity(set.files.len());
+        let mut bytes_done = 0;
+        let mut hashed = |bytes| {
+            bytes_done += bytes;
+            (options.progress)(BuildProgress::Hashing { bytes_done });
+        };
         for path in set.files {
             let format = resolve_format(path, set.options.format)?;
-            stamps.push(stamp(path, options.stop)?);
+            stamps.push(stamp(path, options.stop, &mut hashed)?);
             files.push((Arc::from(path.as_path()), format));
         }
         let key = key(set, &files, &stamps, options);

@@ -34,7 +34,10 @@ fn open_with(set: &[PathBuf], options: &SourceOptions, build: BuildOptions) -> (
     (store, calls.load(Ordering::Relaxed))
 }
 
-fn content(store: &TokenStore) -> Vec<(Vec<u32>, u32, Vec<u32>, String)> {
+/// Ids, start of the second text, target words and place.
+type Stored = (Vec<u32>, u32, Vec<u32>, String);
+
+fn content(store: &TokenStore) -> Vec<Stored> {
     let row = |r| {
         let (ids, second) = store.row(r);
         (ids.to_vec(), second, store.target_words(r).to_vec(), store.place(r).to_string())
@@ -195,6 +198,7 @@ fn case_32_progress_tells_rows_and_total_from_both_passes() {
     let progress = |p: BuildProgress| seen.lock().expect("no panic").push(p);
     open_with(&set, &single_label(), BuildOptions { progress: &progress, ..build_options(None) });
     let seen = seen.into_inner().expect("no panic");
+    assert_eq!(seen[0], BuildProgress::Hashing { bytes_done: csv(10_000).len() as u64 });
     let checked: Vec<u64> = seen
         .iter()
         .filter_map(|p| if let BuildProgress::Checking { rows_done } = p { Some(*rows_done) } else { None })
@@ -218,8 +222,9 @@ fn stopping_ends_either_pass_soon() {
     let options = single_label();
     let stopped_by = |at: fn(BuildProgress) -> bool| {
         let stop = AtomicBool::new(false);
-        let progress = |p: BuildProgress| stop.fetch_or(at(p), Ordering::Relaxed);
-        let progress = |p: BuildProgress| drop(progress(p));
+        let progress = |p: BuildProgress| {
+            stop.fetch_or(at(p), Ordering::Relaxed);
+        };
         let build = BuildOptions { stop: &stop, progress: &progress, ..build_options(None) };
         match TokenStore::open_or_build(&training(&set, &options), &words(64), &build) {
             Err(error @ DataError::Interrupted(_)) => error.to_string(),
@@ -274,10 +279,7 @@ fn a_tokenizer_that_fails_or_panics_names_the_first_row_and_ends_every_thread() 
         said(&|| TokenizedRow { ids: vec![], second_from: 0, full_len: 0 }),
         "a.csv:402: has no tokens"
     );
-    let silent = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let panicked = said(&|| panic!("a defect"));
-    std::panic::set_hook(silent);
     assert_eq!(panicked, "a.csv:402: cannot be tokenised: the tokenizer panicked");
 }
 
