@@ -1,1 +1,3 @@
-//! Muster.
+//! What the tests of Muster share.
+
+pub mod checkpoints;
