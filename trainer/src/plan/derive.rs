@@ -88,6 +88,11 @@ impl DerivedPlan {
         self.refusal.clone().map_or(Ok(()), Err)
     }
 
+    /// The storage type as the run file spells it.
+    pub fn precision(&self) -> &'static str {
+        dtype_name(self.dtype)
+    }
+
     fn decide(&mut self, name: &'static str, value: String, reason: impl Into<String>) {
         self.decisions.push(Decision { name, value, reason: reason.into() });
     }

@@ -1,13 +1,12 @@
 //! How the process's allocator treats memory that was freed.
 #![allow(unsafe_code)]
 
-use libmimalloc_sys::{mi_option_eager_commit_delay, mi_option_set, mi_option_t, mi_option_use_numa_nodes};
+use libmimalloc_sys::{mi_option_set, mi_option_t, mi_option_use_numa_nodes};
 
 /// `mi_option_purge_delay`, which the bindings leave out.
 const PURGE_DELAY: mi_option_t = 15;
 
-// Its neighbours in the C enum, which the bindings do have: an upgrade that moves it can't go unnoticed.
-const _: () = assert!(mi_option_eager_commit_delay + 1 == PURGE_DELAY);
+// Its neighbour in the C enum, which the bindings do have: an upgrade that moves it can't go unnoticed.
 const _: () = assert!(PURGE_DELAY + 1 == mi_option_use_numa_nodes);
 
 /// Keeps freed memory in the process instead of returning it to the system.
