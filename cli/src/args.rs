@@ -31,12 +31,10 @@ pub struct Global {
     pub quiet: bool,
 }
 
-/// Format of log lines and errors.
+/// Format of log lines and errors. Values have no help of their own, which keeps `--help` short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people
     Human,
-    /// One JSON object per line
     Json,
 }
 

@@ -106,3 +106,59 @@ fn render(spec: &RunSpec, plan: &DerivedPlan) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn example() -> (RunSpec, DerivedPlan, HostFacts) {
+        let text = "version = 1\n[model]\npath = \"a/b\"\n[task]\ntype = \"single_label\"\n[data]\ntrain = \"t.csv\"\n\
+            [train]\nepochs = 2\nthreads = 1\nwarmup_steps = 0\n";
+        let spec = RunSpec::parse(text, Path::new("headlines.toml")).expect("a valid run file");
+        let model = ModelDims {
+            architecture: "bert".into(),
+            hidden: 384,
+            layers: 6,
+            heads: 12,
+            intermediate: 1536,
+            relative_rows: 0,
+            conv_kernel: 0,
+            max_row: Some(512),
+            outputs: 77,
+            parameters: 22_743_000,
+            embedding_parameters: 11_920_000,
+        };
+        let data = DatasetStats { rows: 100, tokens: 1_500, longest: 40, truncated: 0, eval_rows: 0 };
+        let mut host = HostFacts::detect();
+        host.memory.available = 1 << 40;
+        host.memory.group_free = None;
+        let plan = plan(&spec, &model, &data, &host).expect("one rank fits any machine");
+        (spec, plan, host)
+    }
+
+    #[test]
+    fn every_decision_is_printed_with_its_reason_and_warnings_follow() {
+        let (spec, plan, _) = example();
+        let text = render(&spec, &plan);
+        assert!(text.starts_with("plan of headlines\n\n decision"), "{text}");
+        for decision in &plan.decisions {
+            assert!(
+                text.contains(decision.name) && text.contains(&decision.value),
+                "{decision:?} in\n{text}"
+            );
+        }
+        assert!(text.contains("1 rank") && text.contains("train.threads"), "{text}");
+        assert!(text.contains("\nwarning: there is no warm-up"), "{text}");
+    }
+
+    #[test]
+    fn programs_read_numbers_instead_of_words() {
+        let (spec, plan, host) = example();
+        let json = serde_json::to_value(printed(&spec, &plan, &host)).expect("plain values");
+        assert_eq!((json["steps_per_epoch"].as_u64(), json["steps"].as_u64()), (Some(4), Some(8)));
+        assert_eq!(json["gradient_bytes"], 4 * 22_743_000u64);
+        assert!(json["peak_memory_bytes"].as_u64() > Some(16 * 22_743_000));
+        assert_eq!(json["refusal"], serde_json::Value::Null);
+    }
+}

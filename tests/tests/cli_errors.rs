@@ -50,7 +50,7 @@ fn case_82_a_newer_run_file_is_refused_with_the_way_out() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");
     fs::write(&file, "version = 9\n").unwrap();
-    let (code, text) = fails(&["train", file.to_str().unwrap()]);
+    let (code, text) = fails(&["plan", file.to_str().unwrap()]);
     assert_eq!(code, 2);
     assert!(text.contains("version = 9 was written for a newer Muster; this one reads version 1"), "{text}");
     assert!(text.contains("\nhint: use the release of Muster that wrote it"), "{text}");

@@ -17,6 +17,9 @@ const STEP: usize = 64;
 /// Assumed where the kernel doesn't tell the last-level cache, in bytes.
 const ASSUMED_CACHE_BYTES: u64 = 16 << 20;
 
+/// No CPU has more level 3 cache per core; virtual machines show all of the host's, which others use too.
+const MOST_CACHE_BYTES_PER_CPU: u64 = 16 << 20;
+
 /// A micro-batch size and its reason.
 pub(super) struct MicroBatch {
     pub(super) tokens: usize,
@@ -34,9 +37,9 @@ pub(super) fn choose(input: &PlanInput<'_>, dtype: DType, threads: usize) -> Mic
         return MicroBatch { tokens: tokens.max(longest), reason };
     }
     let (cache, from) = match (input.host.l3, input.host.l2_bytes) {
-        (Some((bytes, _)), _) => (bytes, "level 3 cache"),
-        (None, Some(bytes)) => (bytes, "level 2 cache"),
-        (None, None) => (ASSUMED_CACHE_BYTES, "assumed cache"),
+        (Some((bytes, cpus)), _) => (bytes.min(MOST_CACHE_BYTES_PER_CPU * cpus as u64), "of level 3 cache"),
+        (None, Some(bytes)) => (bytes, "of level 2 cache"),
+        (None, None) => (ASSUMED_CACHE_BYTES, "of assumed cache"),
     };
     let row_bytes = input.model.intermediate.max(3 * input.model.hidden) * dtype.bytes();
     let by_cache = (cache as usize / row_bytes.max(1)).clamp(LEAST, MOST);

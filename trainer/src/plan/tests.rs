@@ -187,6 +187,10 @@ fn the_micro_batch_follows_cache_row_and_run_file() {
     let tokens = |text: &str, model: &ModelDims| plan(&spec(text), model, &host(64.0)).micro_batch_tokens;
     // 32 MiB / (4096 * 4 B) = 2048 tokens for the large model.
     assert_eq!(tokens("epochs = 1", &large()), 2048);
+    // A virtual machine of 2 CPUs that shows the 300 MiB of its host: 2 * 16 MiB count.
+    let mut guest = host(64.0);
+    guest.l3 = Some((300 << 20, 2));
+    assert_eq!(plan(&spec("epochs = 1"), &large(), &guest).micro_batch_tokens, 2048);
     // The tiny model could take more, but a step has only 32 rows of at most 128 tokens.
     assert_eq!(tokens("epochs = 1", &tiny()), 4096);
     assert_eq!(tokens("epochs = 1\nmicro_batch_tokens = 1000", &tiny()), 1000);
