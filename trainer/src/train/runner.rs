@@ -17,11 +17,11 @@ use super::event::Event;
 use super::log::{EvalRecord, Line, LogEnd, MetricsLog, StepRecord};
 use super::non_finite::{NonFinite, explain_gradient, explain_loss};
 use super::pace::Pace;
-use super::progress::LoopState;
+use super::progress::{BestRule, LoopState, evaluation};
 use super::store::RunStore;
 use crate::data::{Budget, LoadPlan, Loader, Sampler, StepBatches};
 use crate::engine::{Engine, Update};
-use crate::metrics::{Metric, Report};
+use crate::metrics::Report;
 use crate::schedule::LearningRate;
 
 /// What a run needs to know beside its data and its engine.
@@ -45,12 +45,8 @@ pub struct Settings {
     pub eval_budget: Budget,
     /// Steps that the loader prepares ahead.
     pub load_ahead: usize,
-    /// Metric of the best model.
-    pub metric: Metric,
-    /// Evaluations without improvement after which training stops.
-    pub patience: Option<u32>,
-    /// Smallest change of the metric that counts as an improvement.
-    pub min_delta: f64,
+    /// What decides which model is the best, and when to give up.
+    pub best: BestRule,
     /// Labels or targets in model order.
     pub names: Vec<String>,
     /// Probability from which a label of a multi-label task counts as given.
@@ -97,15 +93,17 @@ pub struct Trainer<'a, E: Element> {
     pub(super) store: RunStore,
     pub(super) state: LoopState,
     pub(super) hooks: Hooks<'a>,
+    /// The evaluation of the best model, if this process made it.
+    pub(super) best_report: Option<(u64, Report)>,
     log: MetricsLog,
-    /// Clock and `state.elapsed_s` at the start of this process.
-    started: (Duration, f64),
-    /// The newest checkpoint of this directory.
+    /// Clock and `state.train_ms` at the start of this process.
+    started: (Duration, u64),
+    /// The step whose checkpoint this process read or wrote last.
     saved_step: Option<u64>,
 }
 
 impl<'a, E: Element> Trainer<'a, E> {
-    /// Takes over an engine that is at `state`, either fresh or restored from `store`.
+    /// Takes over an engine that is at `state`: fresh (step 0) or restored from `store`.
     ///
     /// # Errors
     /// If the metrics log can't be opened.
@@ -116,11 +114,12 @@ impl<'a, E: Element> Trainer<'a, E> {
         (store, state): (RunStore, LoopState),
         hooks: Hooks<'a>,
     ) -> Result<Self, TrainError> {
-        let end = LogEnd { step: state.step, evaluated: state.evaluated_step == Some(state.step) };
+        let end = LogEnd { step: state.step, evaluated: state.is_evaluated() };
         let log = MetricsLog::open(&store.metrics_path(), end)?;
-        let started = ((hooks.clock)(), state.elapsed_s);
-        let saved_step = store.newest_step();
-        Ok(Self { engine, settings, rows, store, state, hooks, log, started, saved_step })
+        let started = ((hooks.clock)(), state.train_ms);
+        let saved_step = (state.step > 0).then_some(state.step);
+        let best_report = None;
+        Ok(Self { engine, settings, rows, store, state, hooks, best_report, log, started, saved_step })
     }
 
     /// Runs to the end, to an early stop, or to the stop flag.
@@ -132,8 +131,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let total_steps = self.settings.pace.total_steps;
         (self.hooks.observe)(&Event::Started { step: self.state.step, total_steps });
         // A run that was stopped between a step and the evaluation after it.
-        let evaluation_due = self.settings.pace.evaluates(self.state.step)
-            && self.state.evaluated_step != Some(self.state.step);
+        let evaluation_due = self.settings.pace.evaluates(self.state.step) && !self.state.is_evaluated();
         if evaluation_due && !self.evaluate()? {
             return Ok(Ending::Interrupted);
         }
@@ -213,7 +211,9 @@ impl<'a, E: Element> Trainer<'a, E> {
 
     fn report_step(&mut self, numbers: StepNumbers) -> Result<(), TrainError> {
         let now = (self.hooks.clock)();
-        self.state.elapsed_s = self.started.1 + now.saturating_sub(self.started.0).as_secs_f64();
+        self.state.train_ms = self.started.1 + now.saturating_sub(self.started.0).as_millis() as u64;
+        self.state.rows += numbers.rows;
+        self.state.tokens += numbers.tokens;
         let seconds = now.saturating_sub(numbers.begun).as_secs_f64();
         let record = StepRecord {
             step: self.state.step,
@@ -224,7 +224,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             rows: numbers.rows,
             tokens: numbers.tokens,
             skipped_steps: self.state.skipped_steps,
-            elapsed_s: self.state.elapsed_s,
+            elapsed_s: self.state.train_ms as f64 / 1e3,
             tokens_per_s: if seconds > 0.0 { numbers.tokens as f64 / seconds } else { 0.0 },
         };
         if self.settings.pace.logs(self.state.step) {
@@ -255,12 +255,16 @@ impl<'a, E: Element> Trainer<'a, E> {
             self.save_unless_saved()?;
             return Ok(false);
         };
-        let (metric, step) = (self.settings.metric, self.state.step);
-        let value = report.value(metric);
-        let best = self.state.record(metric.goal(), value, &report);
-        self.state.patience.update(metric.goal(), value, self.settings.min_delta);
-        if value.is_none() {
-            let name = metric.name(&self.settings.names);
+        let step = self.state.step;
+        let rule = &self.settings.best;
+        let measured = evaluation(step, &report, rule);
+        let exists = measured.metrics.contains_key(&rule.name);
+        let best = self.state.record(measured, rule);
+        if best {
+            self.best_report = Some((step, report.clone()));
+        }
+        if !exists {
+            let name = self.settings.best.name.clone();
             self.warn(format!("{name} does not exist after step {step}: the model can't be the best one"));
         }
         report.notices().into_iter().for_each(|notice| self.warn(format!("evaluation after step {step}: {notice}")));
@@ -292,14 +296,14 @@ impl<'a, E: Element> Trainer<'a, E> {
             return Ok(());
         }
         self.log.sync()?;
-        let path = self.store.save(&self.engine, &self.state)?;
+        let path = self.store.save(&self.engine, &self.state, &self.settings.best)?;
         self.saved_step = Some(step);
         (self.hooks.observe)(&Event::CheckpointSaved { step, path });
         Ok(())
     }
 
     fn is_exhausted(&self) -> bool {
-        self.state.patience.is_exhausted(self.settings.patience)
+        self.state.is_exhausted(&self.settings.best)
     }
 
     fn stop_requested(&self) -> bool {

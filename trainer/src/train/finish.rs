@@ -1,0 +1,102 @@
+//! The end of a run: the chosen model is tested, exported and its numbers are written down.
+
+use muster_kernels::Element;
+use serde::{Deserialize, Serialize};
+
+use super::error::TrainError;
+use super::event::Event;
+use super::runner::{Ending, Trainer};
+use crate::metrics::Report;
+
+/// The numbers of a run, as `results.json` has them. Fields whose name ends in `_s` depend on the machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Name of the run.
+    pub name: String,
+    /// Steps done.
+    pub steps: u64,
+    /// Steps planned; more than `steps` if training stopped early.
+    pub total_steps: u64,
+    /// Passes over the training rows.
+    pub epochs: f64,
+    /// Rows trained on.
+    pub rows: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Steps left out because a loss or gradient was not finite.
+    pub skipped_steps: u64,
+    /// Whether training ended because the metric stopped improving.
+    pub stopped_early: bool,
+    /// Metric that chose the model.
+    pub metric: String,
+    /// Steps after which the chosen model was taken.
+    pub model_step: u64,
+    /// Digest of the chosen model's f32 weights.
+    pub weights_digest: String,
+    /// The chosen model on the evaluation rows.
+    pub eval: Option<Report>,
+    /// The chosen model on the test rows.
+    pub test: Option<Report>,
+    /// Directory of the model.
+    pub model_dir: String,
+    /// Seconds of training, evaluations included.
+    pub elapsed_s: f64,
+}
+
+impl<E: Element> Trainer<'_, E> {
+    /// Tests and exports the best model, or the last one if none was evaluated; `None` if interrupted meanwhile.
+    ///
+    /// # Errors
+    /// If the best checkpoint can't be read or the output can't be written.
+    pub fn finish(mut self, name: &str, ending: Ending) -> Result<Option<Results>, TrainError> {
+        if ending == Ending::Interrupted {
+            return Ok(None);
+        }
+        let last_step = self.state.step;
+        let model_step = self.state.best.map_or(last_step, |best| best.step);
+        if model_step != last_step {
+            let layout = self.engine.model().layout().clone();
+            let best = self.store.restore(model_step, &layout, &self.settings.best)?;
+            self.engine.restore(best.weights, best.first_moment, best.second_moment);
+        }
+        let Some(eval) = self.eval_of_chosen(model_step) else { return Ok(None) };
+        let mut test = None;
+        if let Some(rows) = self.rows.test.clone() {
+            let Some(report) = self.measure(&rows) else { return Ok(None) };
+            (self.hooks.observe)(&Event::TestDone(report.clone()));
+            test = Some(report);
+        }
+        let path = self.store.export(&self.engine)?;
+        let results = Results {
+            name: name.to_owned(),
+            steps: last_step,
+            total_steps: self.settings.pace.total_steps,
+            epochs: self.settings.pace.epoch(last_step),
+            rows: self.state.rows,
+            tokens: self.state.tokens,
+            skipped_steps: self.state.skipped_steps,
+            stopped_early: ending == Ending::StoppedEarly,
+            metric: self.settings.best.name.clone(),
+            model_step,
+            weights_digest: format!("{:016x}", self.engine.digest()),
+            eval,
+            test,
+            model_dir: path.display().to_string(),
+            elapsed_s: self.state.train_ms as f64 / 1e3,
+        };
+        self.store.write_results(&results)?;
+        (self.hooks.observe)(&Event::Exported { step: model_step, path });
+        Ok(Some(results))
+    }
+
+    /// The evaluation of the chosen model: the one of this process, or the same one again. `None` if interrupted.
+    fn eval_of_chosen(&mut self, model_step: u64) -> Option<Option<Report>> {
+        if let Some((step, report)) = self.best_report.take()
+            && step == model_step
+        {
+            return Some(Some(report));
+        }
+        let Some(rows) = self.rows.eval.clone() else { return Some(None) };
+        self.measure(&rows).map(Some)
+    }
+}

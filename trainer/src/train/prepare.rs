@@ -1,0 +1,251 @@
+//! From an inspected run and its plan to an engine at the right step: space, weights, resume.
+
+use std::path::PathBuf;
+
+use muster_kernels::Element;
+use muster_kernels::pool::Pool;
+use muster_proto::limits::LOADER_QUEUE_STEPS;
+use muster_proto::run_spec::{EvalEvery, Init, RunSpec, TaskType};
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::TrainError;
+use super::inspect::Inspected;
+use super::pace::Pace;
+use super::progress::{BestRule, LoopState};
+use super::runner::{Hooks, RunRows, Settings, Trainer};
+use super::store::{Identity, RunStore, STORED};
+use crate::checkpoint::{self, Fingerprints, layout_fingerprint};
+use crate::data::Budget;
+use crate::engine::{Engine, Hyper};
+use crate::export::{ConfigFields, finish_config};
+use crate::metrics::Metric;
+use crate::model::{Architecture, Model, random_weights};
+use crate::plan::DerivedPlan;
+use crate::schedule::LearningRate;
+use crate::weights::{HeadRule, LoadReport, LoadRules, WeightFiles, load_into};
+
+/// Whether a run starts or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// From step 0; an output directory with checkpoints is refused.
+    Fresh,
+    /// From the newest whole checkpoint; none is an error.
+    Resume,
+}
+
+/// A run whose output directory is held and whose settings are derived; weights are not read yet.
+pub struct Prepared {
+    settings: Settings,
+    rows: RunRows,
+    model: Model,
+    model_dir: PathBuf,
+    store: RunStore,
+    start: Start,
+    init: Init,
+    hyper: Hyper,
+    threads: usize,
+}
+
+/// What was read before the first step.
+pub struct Loaded<E: Element> {
+    engine: Engine<E>,
+    state: LoopState,
+    /// What came from the weight file; none after a resume or a random start.
+    pub report: Option<LoadReport>,
+    /// Damaged checkpoints that were passed over.
+    pub skipped: Vec<String>,
+}
+
+/// Derives the settings, takes the output directory and checks its space.
+///
+/// # Errors
+/// An unknown metric, a run that is there already or is not there, too little space.
+pub fn prepare(spec: &RunSpec, run: Inspected, plan: &DerivedPlan, start: Start) -> Result<Prepared, TrainError> {
+    let settings = settings(spec, &run, plan)?;
+    let identity = identity(spec, &run, plan);
+    let existing = checkpoint::list(&spec.output_dir)?.last().map(|entry| entry.step);
+    let dir = spec.output_dir.clone();
+    match (start, existing) {
+        (Start::Fresh, Some(step)) => return Err(TrainError::RunExists { dir, step }),
+        (Start::Resume, None) => return Err(TrainError::NothingToResume { dir }),
+        _ => {}
+    }
+    let store = RunStore::open(&spec.output_dir, spec.checkpoint.keep_last, identity)?;
+    check_space(spec, &run.model, start, &store)?;
+    let train = &spec.train;
+    let hyper = Hyper {
+        beta1: train.beta1 as f32,
+        beta2: train.beta2 as f32,
+        eps: train.epsilon as f32,
+        weight_decay: train.weight_decay as f32,
+    };
+    Ok(Prepared {
+        settings,
+        rows: run.rows,
+        model: run.model,
+        model_dir: run.model_dir,
+        store,
+        start,
+        init: spec.model.init,
+        hyper,
+        threads: plan.cpus.threads,
+    })
+}
+
+impl Prepared {
+    /// Reads or draws the weights, and the moments and the state of a resumed run.
+    ///
+    /// # Errors
+    /// Unusable weights or checkpoints, or threads that the system refuses.
+    pub fn load<E: Element>(&self) -> Result<Loaded<E>, TrainError> {
+        let pool = Pool::new(self.threads)?;
+        let seed = self.settings.seed;
+        let layout = self.model.layout().clone();
+        if self.start == Start::Resume {
+            let dir = self.store.dir().to_owned();
+            let restored = self.store.restore_newest(&layout, &self.settings.best)?;
+            let restored = restored.ok_or(TrainError::NothingToResume { dir })?;
+            let mut engine = Engine::new(self.model.clone(), restored.weights.clone(), self.hyper, seed, pool);
+            engine.restore(restored.weights, restored.first_moment, restored.second_moment);
+            return Ok(Loaded { engine, state: restored.state, report: None, skipped: restored.skipped });
+        }
+        let mut weights = random_weights(&self.model, seed);
+        let report = match self.init {
+            Init::Random => None,
+            Init::Pretrained => {
+                let files = WeightFiles::open(&self.model_dir)?;
+                Some(load_into(&files, &layout, &LoadRules::new(HeadRule::MayBeNew), &mut weights)?)
+            }
+        };
+        let engine = Engine::new(self.model.clone(), weights, self.hyper, seed, pool);
+        Ok(Loaded { engine, state: LoopState::default(), report, skipped: Vec::new() })
+    }
+
+    /// Joins both into a run that is ready for its next step.
+    ///
+    /// # Errors
+    /// If the metrics log can't be opened.
+    pub fn trainer<'a, E: Element>(
+        self,
+        loaded: Loaded<E>,
+        hooks: Hooks<'a>,
+    ) -> Result<Trainer<'a, E>, TrainError> {
+        Trainer::new(loaded.engine, self.settings, self.rows, (self.store, loaded.state), hooks)
+    }
+}
+
+fn settings(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Settings, TrainError> {
+    let name = spec.eval.metric_or_default(spec.task.kind).to_owned();
+    let metric = Metric::parse(&name, spec.task.kind, &run.names)?;
+    let steps = plan.steps;
+    let evaluate = if run.rows.eval.is_some() { spec.eval.every } else { EvalEvery::End };
+    Ok(Settings {
+        seed: spec.seed,
+        global_batch: spec.train.global_batch as u64,
+        pace: Pace {
+            total_steps: steps.total,
+            steps_per_epoch: steps.per_epoch,
+            evaluate,
+            save_every: spec.checkpoint.every_steps,
+            log_every: spec.train.log_every_steps,
+        },
+        learning_rate: LearningRate::new(spec.train.schedule, spec.train.learning_rate, steps.warmup, steps.total),
+        max_grad_norm: spec.train.max_grad_norm,
+        on_non_finite: spec.train.on_non_finite,
+        budget: Budget::tokens(plan.micro_batch_tokens),
+        eval_budget: Budget::tokens(plan.micro_batch_tokens),
+        load_ahead: LOADER_QUEUE_STEPS,
+        best: BestRule {
+            metric,
+            name: metric.name(&run.names),
+            patience: spec.eval.early_stopping_patience,
+            min_delta: spec.eval.early_stopping_min_delta,
+        },
+        names: run.names.clone(),
+        threshold: spec.task.threshold,
+    })
+}
+
+fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Identity {
+    let hash = |value: &Value| xxh3_64(value.to_string().as_bytes());
+    let train = &run.rows.train;
+    let mut train_spec = json!(spec.train);
+    // Neither changes a weight.
+    for key in ["threads", "log_every_steps", "precision"] {
+        train_spec.as_object_mut().and_then(|map| map.shift_remove(key));
+    }
+    let evaluation = json!([spec.eval.every, spec.eval.metric_or_default(spec.task.kind)]);
+    let run_parts = json!([
+        spec.seed,
+        spec.task.kind,
+        [spec.model.hidden_dropout, spec.model.attention_dropout, spec.model.classifier_dropout],
+        train_spec,
+        plan.precision(),
+        evaluation,
+        [json!(spec.eval.early_stopping_patience), json!(spec.eval.early_stopping_min_delta)],
+    ]);
+    let data = json!([train.store.fingerprint().to_string(), spec.data.eval_fraction, train.len()]);
+    Identity {
+        config: final_config(spec, run),
+        tokenizer_files: run.tokenizer.files().to_vec(),
+        fingerprints: Fingerprints {
+            run: hash(&run_parts),
+            data: hash(&data),
+            tokenizer: run.tokenizer.fingerprint(),
+            labels: hash(&json!(run.names)),
+            layout: layout_fingerprint(run.model.layout()),
+        },
+        seed: spec.seed,
+        global_batch: spec.train.global_batch as u64,
+        train_rows: train.len() as u64,
+    }
+}
+
+/// The configuration of the trained model; `muster` holds what transformers has no name for.
+fn final_config(spec: &RunSpec, run: &Inspected) -> Value {
+    let fields = ConfigFields {
+        architecture: class_name(run.model.config().architecture),
+        labels: &run.names,
+        problem_type: problem_type(spec.task.kind),
+        dtype: STORED,
+    };
+    let mut config = finish_config(&run.source_config, &fields);
+    config["muster"] = json!({
+        "max_length": spec.data.max_length,
+        "truncation": spec.data.truncation,
+        "keep": spec.data.keep,
+        "threshold": spec.task.threshold,
+    });
+    config
+}
+
+fn class_name(architecture: Architecture) -> &'static str {
+    match architecture {
+        Architecture::Bert => "BertForSequenceClassification",
+        Architecture::Roberta => "RobertaForSequenceClassification",
+        Architecture::XlmRoberta => "XLMRobertaForSequenceClassification",
+        Architecture::DebertaV2 => "DebertaV2ForSequenceClassification",
+    }
+}
+
+/// The name of a task in a Hugging Face configuration.
+pub(super) fn problem_type(kind: TaskType) -> &'static str {
+    match kind {
+        TaskType::SingleLabel => "single_label_classification",
+        TaskType::MultiLabel => "multi_label_classification",
+        TaskType::Regression => "regression",
+    }
+}
+
+/// Space for every checkpoint that will exist at once (the kept ones, the best, the one being written) and the model.
+fn check_space(spec: &RunSpec, model: &Model, start: Start, store: &RunStore) -> Result<(), TrainError> {
+    let one = checkpoint::estimated_bytes(model.layout(), STORED);
+    let copies = match start {
+        Start::Fresh => spec.checkpoint.keep_last as u64 + 2,
+        // The others are there already.
+        Start::Resume => 1,
+    };
+    let exported = model.layout().arena_len() as u64 * 4;
+    Ok(checkpoint::check_space(store.dir(), one * copies + exported)?)
+}
