@@ -1,1 +1,35 @@
-fn main() {}
+//! The `muster` command.
+//!
+//! The environment enters here: arguments, variables, the terminal, signals and the clock are read by this crate and
+//! passed on. It holds no training logic.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+mod args;
+mod commands;
+mod doctor;
+mod eval;
+mod exit;
+mod logging;
+mod plan;
+mod predict;
+mod report;
+mod survey;
+mod train;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    muster_trainer::topology::keep_freed_memory();
+    let cli = args::Cli::parse();
+    let format = cli.global.log_format;
+    let outcome = logging::init(&cli.global).and_then(|()| commands::run(cli));
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(error) => report::fail(&error, format).into(),
+    }
+}

@@ -47,25 +47,26 @@ const CUBIC: f32 = 0.044_715;
 
 struct GeluTanh;
 impl GeluTanh {
-    /// tanh of the inner cubic, with x limited to where the result still moves (so that x^3 stays finite).
+    /// (1 + tanh(u)) / 2 as sigmoid(2 u), which keeps relative accuracy in the lower tail.
     #[inline(always)]
-    fn inner<S: Simd>(s: S, x: f32) -> f32 {
-        math::tanh(s, SQRT_2_OVER_PI * x * s.mul_add(CUBIC * x, x, 1.0))
+    fn gate<S: Simd>(s: S, x: f32) -> f32 {
+        math::sigmoid(s, 2.0 * SQRT_2_OVER_PI * x * s.mul_add(CUBIC * x, x, 1.0))
     }
 }
 impl Function for GeluTanh {
     #[inline(always)]
     fn value<S: Simd>(s: S, x: f32) -> f32 {
-        let y = 0.5 * x * (1.0 + Self::inner(s, x));
+        let y = x * Self::gate(s, x);
         if x == f32::NEG_INFINITY { 0.0 } else { y }
     }
     #[inline(always)]
     fn slope<S: Simd>(s: S, x: f32) -> f32 {
-        let t = Self::inner(s, x);
+        let g = Self::gate(s, x);
+        // Beyond these limits the gate is exactly 0 or 1, and x^3 would overflow.
         let c = if x > 1e4 { 1e4 } else { x };
         let c = if c < -1e4 { -1e4 } else { c };
         let du = SQRT_2_OVER_PI * s.mul_add(3.0 * CUBIC * c, c, 1.0);
-        0.5 * (1.0 + t) + 0.5 * c * s.mul_add(-t, t, 1.0) * du
+        g + 2.0 * c * du * g * (1.0 - g)
     }
 }
 

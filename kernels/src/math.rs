@@ -143,3 +143,116 @@ pub(crate) fn max(x: &[f32]) -> f32 {
     }
     acc.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Isa, Kernel, dispatch};
+    use crate::reference;
+
+    struct Each<'a, F>(&'a [f32], F);
+    trait Function {
+        fn call<S: Simd>(&self, s: S, x: f32) -> f32;
+    }
+    impl<F: Function> Kernel for Each<'_, F> {
+        type Output = Vec<f32>;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<f32> {
+            self.0.iter().map(|&x| self.1.call(s, x)).collect()
+        }
+    }
+
+    macro_rules! function {
+        ($name:ident, $f:expr) => {
+            struct $name;
+            impl Function for $name {
+                #[inline(always)]
+                fn call<S: Simd>(&self, s: S, x: f32) -> f32 {
+                    $f(s, x)
+                }
+            }
+        };
+    }
+    function!(Exp, exp);
+    function!(Tanh, tanh);
+    function!(Erf, |s, x: f32| 2.0 * gauss(s, x * std::f32::consts::SQRT_2).cdf - 1.0);
+    function!(Cdf, |s, x| gauss(s, x).cdf);
+
+    const ISAS: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+
+    /// Distance of `got` from `want` in units of the last place of `want` as f32, gradual underflow included.
+    fn ulps(got: f32, want: f64) -> f64 {
+        let exponent = want.abs().log2().floor().max(-126.0);
+        (f64::from(got) - want).abs() / 2.0_f64.powf(exponent - 23.0)
+    }
+
+    fn grid(from: f64, to: f64, n: usize) -> Vec<f32> {
+        (0..=n).map(|i| (from + (to - from) * i as f64 / n as f64) as f32).collect()
+    }
+
+    #[test]
+    fn exp_is_within_two_ulp_over_the_whole_range() {
+        let mut x = grid(-104.5, 88.72, 400_000);
+        x.extend(grid(-1.0, 1.0, 100_000));
+        x.extend([0.0, -0.0, 1e-30, -1e-30, 1e-42]);
+        for isa in ISAS {
+            for (&x, y) in x.iter().zip(dispatch(isa, Each(&x, Exp))) {
+                let error = ulps(y, f64::from(x).exp());
+                assert!(error <= 2.0, "exp({x:e}) = {y:e} is {error} ulp off on {isa}");
+            }
+            let ends = [f32::NEG_INFINITY, -1e30, -104.2, 88.73, 1e30, f32::INFINITY, f32::NAN];
+            let y = dispatch(isa, Each(&ends, Exp));
+            assert!(y[0] == 0.0 && y[1] == 0.0 && y[2] == 0.0, "{y:?}");
+            assert!(y[3..6].iter().all(|&y| y == f32::INFINITY) && y[6].is_nan(), "{y:?}");
+            assert_eq!(dispatch(isa, Each(&[0.0], Exp)), [1.0]);
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_four_units_of_1e7_relative() {
+        let mut x = grid(-12.0, 12.0, 400_000);
+        x.extend([1e-30, -1e-30, 1e-42, 1e-4, 1e30, f32::INFINITY]);
+        for isa in ISAS {
+            for (&x, y) in x.iter().zip(dispatch(isa, Each(&x, Tanh))) {
+                let want = f64::from(x).tanh();
+                assert!((f64::from(y) - want).abs() <= 4e-7 * want.abs(), "tanh({x:e}) = {y:e} on {isa}");
+                assert!(y.abs() <= 1.0);
+            }
+            assert!(dispatch(isa, Each(&[f32::NAN], Tanh))[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn the_error_function_is_within_2e_7() {
+        let x = grid(-6.0, 6.0, 300_000);
+        for isa in ISAS {
+            for (&x, y) in x.iter().zip(dispatch(isa, Each(&x, Erf))) {
+                let want = reference::erf(f64::from(x));
+                assert!((f64::from(y) - want).abs() <= 2e-7, "erf({x}) = {y}, want {want} on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_normal_distribution_keeps_its_stated_errors() {
+        let x = grid(-8.0, 8.0, 300_000);
+        for isa in ISAS {
+            for (&x, y) in x.iter().zip(dispatch(isa, Each(&x, Cdf))) {
+                let want = reference::normal_cdf(f64::from(x));
+                let error = (f64::from(y) - want).abs();
+                assert!(error <= 1.5e-7, "cdf({x}) = {y} on {isa}");
+                assert!(error <= 4e-6 * want, "cdf({x}) = {y:e}, want {want:e} on {isa}");
+            }
+        }
+    }
+
+    #[test]
+    fn reductions_take_every_element_once() {
+        for n in [0, 1, 7, 15, 16, 17, 31, 32, 33, 100] {
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
+            assert_eq!(sum_by(n, |i| x[i]), x.iter().sum::<f32>(), "integers add up exactly");
+            assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        }
+        assert_eq!(max(&[f32::NAN, 3.0]), 3.0);
+    }
+}

@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_yardsticks_are_positive_numbers() {
-        let pool = Pool::new(1).unwrap();
+        let pool = Pool::new(1).expect("one thread starts");
         let peak = measure_fma_peak(&pool);
         assert!(peak > 0.5 && peak < 10_000.0, "{peak} GFLOP/s");
         let bandwidth = measure_memory_bandwidth(&pool);

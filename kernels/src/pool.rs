@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_on_any_number_of_threads() {
         for threads in 1..=3 {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads).expect("threads start");
             for tasks in [0, 1, 2, 7, 1000] {
                 let seen: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, |i| {
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn parts_are_handed_out_once_and_dropped_once() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2).expect("threads start");
         let mut data = vec![0_u32; 1003];
         pool.each(data.chunks_mut(10).enumerate(), |(i, part)| {
             part.iter_mut().for_each(|x| *x += i as u32 + 1)
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn zero_threads_is_an_error_with_a_hint() {
-        let e = Pool::new(0).unwrap_err();
-        assert!(e.hint().unwrap().contains("threads"));
+        let e = Pool::new(0).expect_err("no threads");
+        assert!(e.hint().is_some_and(|h| h.contains("threads")));
     }
 }

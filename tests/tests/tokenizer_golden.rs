@@ -2,6 +2,8 @@
 //!
 //! The fixtures were made by `fixtures/tokenizer/make.py`: ids of `spm_encode` and of `transformers`.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -113,7 +115,8 @@ fn case_14_white_space_is_ruled_by_the_file() {
 
 #[test]
 fn case_14_the_fingerprint_changes_with_whatever_changes_ids() {
-    let names = ["deberta", "identity", "odd", "suffix", "xlmr", "bert_uncased", "bert_cased", "roberta", "json"];
+    let names =
+        ["deberta", "identity", "odd", "suffix", "xlmr", "bert_uncased", "bert_cased", "roberta", "json"];
     let mut prints: Vec<u64> = names.iter().map(|name| load(name).fingerprint()).collect();
     for config in [r#"{"do_lower_case": true}"#, r#"{"split_by_punct": true}"#, r#"{"sep_token": "[PAD]"}"#] {
         prints.push(Tokenizer::load(directory("deberta", Some(config)).path()).unwrap().fingerprint());
@@ -149,7 +152,9 @@ fn case_15_without_a_vocabulary_the_error_lists_what_was_looked_for() {
     let error = Tokenizer::load(none.path()).unwrap_err();
     let text = error.to_string();
     assert!(text.contains(none.path().to_str().unwrap()), "{text}");
-    for name in ["spm.model", "tokenizer.json", "sentencepiece.bpe.model", "vocab.txt", "vocab.json + merges.txt"] {
+    for name in
+        ["spm.model", "tokenizer.json", "sentencepiece.bpe.model", "vocab.txt", "vocab.json + merges.txt"]
+    {
         assert!(text.contains(name), "{text}");
     }
     assert!(error.hint().unwrap().contains("pretrained model"));
@@ -197,7 +202,11 @@ fn case_19_truncated_pairs_equal_those_of_transformers() {
         let got = tokenizer.encode(texts[0], texts.get(1).copied(), &rule);
         let what = format!("{} {} {} {strategy:?} {keep:?}", row["tokenizer"], row["first"], row["second"]);
         if row["ids"].is_null() {
-            assert!(matches!(got, Err(TokenizerError::CannotTruncate { .. })), "{what}: {got:?}, {}", row["error"]);
+            assert!(
+                matches!(got, Err(TokenizerError::CannotTruncate { .. })),
+                "{what}: {got:?}, {}",
+                row["error"]
+            );
             refused += 1;
             continue;
         }

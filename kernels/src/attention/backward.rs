@@ -116,11 +116,11 @@ fn differentiate<E: Element>(
     (first, n): (usize, usize),
     head: usize,
 ) {
-    let (d, pool) = (source.shape.head_dim, source.pool);
+    let d = source.shape.head_dim;
     source.load(t, (first, n), head);
     let at = source.scores(t, plan, n, head);
     score_gradient(source, sinks, t, at, first, head);
-    let Tiles { q, k, v, dq, dk, dp, scores, c2p, .. } = &mut *t;
+    let Tiles { q, k, v, dq, dk, scores, c2p, .. } = &mut *t;
     let (q, k) = (Mat::new(&q[..n * d], n, d), Mat::new(&k[..n * d], n, d));
     // dV was left in `v`.
     store_rows(source, sinks, &v[..n * d], 2, (first, n), head, 1.0);
@@ -129,7 +129,6 @@ fn differentiate<E: Element>(
     let ds = Mat { data: &buffer[place.base..], rows: n, cols: n, row_stride: place.stride, col_stride: 1 };
     product(ds, k, MatMut { data: sized(dq, n * d), row_stride: d }, Store::SET);
     product(ds.t(), q, MatMut { data: sized(dk, n * d), row_stride: d }, Store::SET);
-    let _ = dp;
     if let (Some(r), Some(plan)) = (source.relative, plan) {
         // p2c first: it reads the gradient of the scores that c2p clears around.
         if r.terms.p2c() {
@@ -141,7 +140,6 @@ fn differentiate<E: Element>(
     }
     store_rows(source, sinks, &t.dq[..n * d], 0, (first, n), head, source.scale);
     store_rows(source, sinks, &t.dk[..n * d], 1, (first, n), head, 1.0);
-    let _ = pool;
 }
 
 /// Scores become their gradient in place; dV replaces V.

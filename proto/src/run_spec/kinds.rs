@@ -70,8 +70,8 @@ impl TaskType {
 pub const fn metric_names(kind: TaskType) -> &'static [&'static str] {
     match kind {
         TaskType::SingleLabel => &["loss", "accuracy", "f1_macro", "f1_micro", "f1_weighted", "mcc"],
-        TaskType::MultiLabel => &["loss", "accuracy", "f1_macro", "f1_micro", "f1_weighted"],
-        TaskType::Regression => &["loss", "mse", "pearson", "spearman"],
+        TaskType::MultiLabel => &["loss", "subset_accuracy", "f1_macro", "f1_micro", "f1_weighted"],
+        TaskType::Regression => &["loss", "mse", "rmse", "mae", "pearson", "spearman"],
     }
 }
 

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use super::error::{self, FieldProblem, SetProblem};
+use super::error::{FieldProblem, SetProblem};
+use super::hint;
 use super::limits::MAX_LABELS;
 
 /// Where a mapping comes from; part of messages.
@@ -18,7 +19,7 @@ pub enum LabelOrigin {
 }
 
 impl LabelOrigin {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             LabelOrigin::RunFile => "task.labels",
             LabelOrigin::TrainingData => "the training data",
@@ -52,7 +53,11 @@ impl Labels {
                 return problem(format!("entry {} is empty or has blanks around it: \"{name}\"", idx + 1));
             }
             if let Some(before) = seen.insert(name, idx) {
-                return problem(format!("\"{name}\" is listed twice (entries {} and {})", before + 1, idx + 1));
+                return problem(format!(
+                    "\"{name}\" is listed twice (entries {} and {})",
+                    before + 1,
+                    idx + 1
+                ));
             }
         }
         Ok(Self::of(names.to_vec(), LabelOrigin::RunFile))
@@ -110,8 +115,8 @@ impl Labels {
         self.id(name).ok_or_else(|| FieldProblem::UnknownLabel {
             label: name.into(),
             count: self.len(),
-            origin: self.origin.name(),
-            nearest: error::nearest(name, self.names.iter().map(String::as_str)),
+            origin: self.origin,
+            nearest: hint::nearest(name, self.names.iter().map(String::as_str)).map(String::into_boxed_str),
         })
     }
 }

@@ -15,7 +15,7 @@ use crate::batch::MicroBatch;
 use super::cache::TokenStore;
 use super::error::DataError;
 use super::pack::{Budget, collate, pack};
-use super::sampler::Sampler;
+use super::sampler::{EpochOrder, Sampler};
 
 /// The micro-batches of one step.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +109,10 @@ impl Loader {
                 self.next += 1;
                 Ok(Some(batches))
             }
-            None => Err(DataError::Loader { step, reason: self.join().unwrap_or_else(|| "no reason given".into()) }),
+            None => Err(DataError::Loader {
+                step,
+                reason: self.join().unwrap_or_else(|| "no reason given".into()),
+            }),
         }
     }
 
@@ -145,11 +148,11 @@ impl Drop for Loader {
 
 fn produce(store: &TokenStore, plan: &LoadPlan, out: &Sender<StepBatches>) {
     let sampler = &plan.sampler;
-    let mut order = None;
+    let mut order: Option<EpochOrder> = None;
     for step in plan.steps.clone() {
         let epoch = sampler.epoch_of_step(step);
         let current = match order.take() {
-            Some(current) if super::EpochOrder::epoch(&current) == epoch => current,
+            Some(current) if current.epoch() == epoch => current,
             _ => sampler.epoch_order(epoch),
         };
         let rows: Vec<u64> = current.rows_of_step(step).map(|row| plan.rows.get(row)).collect();

@@ -13,6 +13,7 @@
 
 pub mod cache;
 pub mod error;
+mod hint;
 pub mod labels;
 pub mod limits;
 pub mod loader;
@@ -24,6 +25,10 @@ pub mod split;
 pub mod survey;
 pub mod targets;
 
+#[cfg(test)]
+mod loader_tests;
+#[cfg(test)]
+mod survey_tests;
 #[cfg(test)]
 mod testing;
 

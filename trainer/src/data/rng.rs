@@ -38,7 +38,7 @@ impl Stream {
     }
 
     /// The next 64 random bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GAMMA);
         mix(self.state)
     }
@@ -50,7 +50,7 @@ impl Stream {
         assert!(bound > 0, "no value is below 0");
         let biased = bound.wrapping_neg() % bound;
         loop {
-            let product = u128::from(self.next()) * u128::from(bound);
+            let product = u128::from(self.next_u64()) * u128::from(bound);
             if product as u64 >= biased {
                 return (product >> 64) as u64;
             }
@@ -66,7 +66,7 @@ mod tests {
     fn the_stream_is_splitmix64() {
         // First outputs of the reference implementation for seed 1234567.
         let mut stream = Stream::new(1_234_567);
-        let got: Vec<u64> = (0..3).map(|_| stream.next()).collect();
+        let got: Vec<u64> = (0..3).map(|_| stream.next_u64()).collect();
         assert_eq!(got, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 

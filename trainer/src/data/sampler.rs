@@ -147,7 +147,8 @@ mod tests {
     fn the_global_batch_does_not_change_the_order() {
         let whole = Sampler::new(3, 100, 100).rows_of_step(0);
         let sampler = Sampler::new(3, 100, 7);
-        let pieces: Vec<u64> = (0..sampler.steps_per_epoch()).flat_map(|step| sampler.rows_of_step(step)).collect();
+        let pieces: Vec<u64> =
+            (0..sampler.steps_per_epoch()).flat_map(|step| sampler.rows_of_step(step)).collect();
         assert_eq!(whole, pieces);
     }
 

@@ -128,7 +128,8 @@ mod tests {
 
     #[test]
     fn fractions_that_leave_a_part_empty_are_refused() {
-        let said = |rows, fraction| split_by(rows, 1, |_| 0, wish(fraction, 1)).expect_err("refused").to_string();
+        let said =
+            |rows, fraction| split_by(rows, 1, |_| 0, wish(fraction, 1)).expect_err("refused").to_string();
         assert_eq!(said(10, 0.0), "data.eval_fraction = 0: it must be between 0 and 1");
         assert_eq!(said(10, 1.5), "data.eval_fraction = 1.5: it must be between 0 and 1");
         assert_eq!(said(10, 0.01), "data.eval_fraction = 0.01: no row of 10 would be left for evaluation");

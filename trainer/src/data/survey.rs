@@ -91,9 +91,11 @@ impl<'a> Scan<'a> {
             _ => None,
         };
         if let Some(labels) = given.as_ref().filter(|_| by_column) {
-            let same = labels.len() == columns.len() && columns.iter().all(|column| labels.id(column).is_some());
+            let same =
+                labels.len() == columns.len() && columns.iter().all(|column| labels.id(column).is_some());
             if !same {
-                let text = format!("the {} columns are not the {} labels of the task", columns.len(), labels.len());
+                let text =
+                    format!("the {} columns are not the {} labels of the task", columns.len(), labels.len());
                 return Err(SetProblem::LabelColumns(text).into());
             }
         }
@@ -165,7 +167,9 @@ impl<'a> Scan<'a> {
                     let label = counts.into_keys().next().unwrap_or_default();
                     return Err(SetProblem::OneClass { label, rows }.into());
                 }
-                Task::MultiLabel { .. } if counts.is_empty() => return Err(SetProblem::NoLabelSet(rows).into()),
+                Task::MultiLabel { .. } if counts.is_empty() => {
+                    return Err(SetProblem::NoLabelSet(rows).into());
+                }
                 _ => {}
             }
         }

@@ -101,7 +101,8 @@ impl Encoder<'_> {
             Answer::Flags(flags) => {
                 words.resize(start + self.shape.words(), 0);
                 for (column, _) in flags.iter().enumerate().filter(|(_, flag)| **flag) {
-                    let id = self.labels.require(&self.options.label[column]).map_err(|p| fail(column, p))? as usize;
+                    let id = self.labels.require(&self.options.label[column]).map_err(|p| fail(column, p))?
+                        as usize;
                     words[start + id / 32] |= 1 << (id % 32);
                 }
             }

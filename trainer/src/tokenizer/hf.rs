@@ -4,6 +4,7 @@
 //! The library cuts texts into ids; truncation, padding and special tokens are ours. The places of the special
 //! tokens are read once from the file's own post-processor, by sending two marked tokens through it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -21,19 +22,19 @@ const SECOND_MARK: u32 = u32::MAX - 1;
 /// Loads `tokenizer.json`.
 ///
 /// # Errors
-/// The file cannot be read, does not parse, or gives an added token another id than it says.
+/// The file cannot be read or does not parse.
 pub(super) fn load_json(path: &Path) -> Result<HfTokenizer, TokenizerError> {
     let bytes = files::read(path, files::MAX_FILE_BYTES)?;
-    let tokenizer = from_bytes(path, &bytes)?;
-    let value: Value =
-        serde_json::from_slice(&bytes).map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
-    for added in value.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
+    let description: Value = serde_json::from_slice(&bytes)
+        .map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
+    let listed = description.get("added_tokens").cloned();
+    let tokenizer = build(path, description)?;
+    for added in listed.as_ref().and_then(Value::as_array).into_iter().flatten() {
         let (Some(token), Some(id)) = (added["content"].as_str(), added["id"].as_u64()) else { continue };
         let given = tokenizer.token_to_id(token).map(u64::from);
         if given != Some(id) {
-            let given = given.map_or("none".to_owned(), |given| given.to_string());
-            let reason = format!("added token {token:?} has the id {id}, but gets {given} when it is loaded");
-            return Err(TokenizerError::Invalid { path: path.to_path_buf(), reason });
+            // As in `transformers`: the vocabulary's id counts.
+            tracing::warn!(file = %path.display(), token, listed = id, given, "added token has another id than listed");
         }
     }
     Ok(tokenizer)
@@ -77,7 +78,7 @@ pub(super) fn load_vocab_txt(path: &Path, settings: &Settings) -> Result<HfToken
             "vocab": vocab,
         },
     });
-    from_value(path, &description)
+    build(path, description)
 }
 
 /// Builds the tokenizer of RoBERTa from `vocab.json` and `merges.txt`.
@@ -86,8 +87,9 @@ pub(super) fn load_vocab_txt(path: &Path, settings: &Settings) -> Result<HfToken
 /// A file cannot be read or is malformed, or the vocabulary lacks `<s>`, `</s>` or `<unk>`.
 pub(super) fn load_vocab_merges(dir: &Path, settings: &Settings) -> Result<HfTokenizer, TokenizerError> {
     let path = dir.join("vocab.json");
-    let vocab: serde_json::Map<String, Value> = serde_json::from_slice(&files::read(&path, files::MAX_FILE_BYTES)?)
-        .map_err(|source| TokenizerError::Json { path: path.clone(), source })?;
+    let vocab: serde_json::Map<String, Value> =
+        serde_json::from_slice(&files::read(&path, files::MAX_FILE_BYTES)?)
+            .map_err(|source| TokenizerError::Json { path: path.clone(), source })?;
     let merges = merges(&dir.join("merges.txt"))?;
     let unknown = settings.special("unk_token", "<unk>")?;
     let cls = special_id(&path, &vocab, "cls_token", settings.special("cls_token", "<s>")?)?;
@@ -120,7 +122,7 @@ pub(super) fn load_vocab_merges(dir: &Path, settings: &Settings) -> Result<HfTok
             "merges": merges,
         },
     });
-    from_value(&path, &description)
+    build(&path, description)
 }
 
 /// Reads `merges.txt`: two tokens a line, best first, after an optional `#version` line.
@@ -136,7 +138,8 @@ fn merges(path: &Path) -> Result<Vec<[String; 2]>, TokenizerError> {
                 merges.push([left.to_owned(), right.to_owned()]);
             }
             _ => {
-                let reason = format!("line {} is not two tokens with a blank between them: {line:?}", index + 1);
+                let reason =
+                    format!("line {} is not two tokens with a blank between them: {line:?}", index + 1);
                 return Err(TokenizerError::Invalid { path: path.to_path_buf(), reason });
             }
         }
@@ -189,27 +192,40 @@ fn special_tokens(
     Ok(known.collect())
 }
 
-fn from_value(path: &Path, description: &Value) -> Result<HfTokenizer, TokenizerError> {
-    from_bytes(path, description.to_string().as_bytes())
+/// Lets the library build the tokenizer, without what is not used here: decoder, truncation, padding.
+fn build(path: &Path, mut description: Value) -> Result<HfTokenizer, TokenizerError> {
+    if let Value::Object(parts) = &mut description {
+        for unused in ["decoder", "truncation", "padding"] {
+            parts.remove(unused);
+        }
+    }
+    guarded(|| Ok(serde_json::from_value(description)?))
+        .map_err(|source| TokenizerError::Load { path: path.to_path_buf(), source })
 }
 
-fn from_bytes(path: &Path, bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
-    let load = |source| TokenizerError::Load { path: path.to_path_buf(), source };
-    let mut tokenizer = HfTokenizer::from_bytes(bytes).map_err(load)?;
-    tokenizer.with_padding(None);
-    tokenizer.with_truncation(None).map_err(load)?;
-    Ok(tokenizer)
+/// Runs the library; some of its checks of malformed files panic, which is an error like any other here.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Result<T> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(format!("the tokenizers library panicked: {message}").into())
+    })
 }
 
 /// The places of the special tokens around one text and around a pair.
 ///
 /// # Errors
 /// The post-processor fails, or puts the texts where a row cannot have them.
-pub(super) fn templates(path: &Path, tokenizer: &HfTokenizer) -> Result<(Template, Template), TokenizerError> {
+pub(super) fn templates(
+    path: &Path,
+    tokenizer: &HfTokenizer,
+) -> Result<(Template, Template), TokenizerError> {
     let mark = |id, kind| HfEncoding::from_tokens(vec![Token::new(id, "a".to_owned(), (0, 1))], kind);
     let template = |second: Option<HfEncoding>, texts: &[Part]| {
-        let row = tokenizer
-            .post_process(mark(FIRST_MARK, 0), second, true)
+        let row = guarded(|| tokenizer.post_process(mark(FIRST_MARK, 0), second, true))
             .map_err(|source| TokenizerError::Load { path: path.to_path_buf(), source })?;
         let parts = row.get_ids().iter().zip(row.get_type_ids()).map(|(&id, &kind)| match id {
             FIRST_MARK => (Part::First, kind),
@@ -225,9 +241,9 @@ pub(super) fn templates(path: &Path, tokenizer: &HfTokenizer) -> Result<(Templat
 /// Encodes `text` without special tokens.
 ///
 /// # Errors
-/// The library fails, as it does for an unknown token without an id.
+/// The library fails, as it does for an unknown word when the vocabulary has no unknown token.
 pub(super) fn encode(tokenizer: &HfTokenizer, text: &str) -> Result<Vec<u32>, TokenizerError> {
-    match tokenizer.encode_fast(text, false) {
+    match guarded(|| tokenizer.encode_fast(text, false)) {
         Ok(encoding) => Ok(encoding.get_ids().to_vec()),
         Err(source) => Err(TokenizerError::Encode { text: text.chars().take(60).collect(), source }),
     }

@@ -53,7 +53,7 @@ pub struct Tokenizer {
 }
 
 enum Engine {
-    Raw(Raw),
+    Raw(Box<Raw>),
     Hf(Box<HfTokenizer>),
 }
 
@@ -104,8 +104,8 @@ impl Tokenizer {
         let vocabulary: Vec<PathBuf> = source.names().iter().map(|name| dir.join(name)).collect();
         let path = &vocabulary[0];
         let engine = match source {
-            Source::DebertaSpm => Engine::Raw(Raw::deberta(path, &settings)?),
-            Source::XlmRobertaSpm => Engine::Raw(Raw::xlm_roberta(path)?),
+            Source::DebertaSpm => Engine::Raw(Box::new(Raw::deberta(path, &settings)?)),
+            Source::XlmRobertaSpm => Engine::Raw(Box::new(Raw::xlm_roberta(path)?)),
             Source::TokenizerJson => Engine::Hf(Box::new(hf::load_json(path)?)),
             Source::VocabTxt => Engine::Hf(Box::new(hf::load_vocab_txt(path, &settings)?)),
             Source::VocabMerges => Engine::Hf(Box::new(hf::load_vocab_merges(dir, &settings)?)),
@@ -118,8 +118,16 @@ impl Tokenizer {
                 (hf::templates(path, hf)?, special_of(hf, &settings)?, vocab_size)
             }
         };
-        let mut tokenizer =
-            Self { engine, source, single, pair, special, vocab_size, fingerprint: 0, files: files::all_in(dir) };
+        let mut tokenizer = Self {
+            engine,
+            source,
+            single,
+            pair,
+            special,
+            vocab_size,
+            fingerprint: 0,
+            files: files::all_in(dir),
+        };
         tokenizer.fingerprint = tokenizer.hash(&vocabulary, &settings)?;
         Ok(tokenizer)
     }
@@ -205,7 +213,7 @@ impl Tokenizer {
     }
 
     /// Hash of everything that decides ids: the vocabulary files' content, the settings that were used, the places
-    /// of the special tokens. Settings that change no id (names, limits, padding) don't change it.
+    /// of the special tokens. Settings that play no part in it (names, limits, padding) don't change it.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -264,11 +272,7 @@ impl Tokenizer {
         }
         match &self.engine {
             Engine::Raw(raw) => field(&raw.signature()),
-            Engine::Hf(_) if self.source != Source::TokenizerJson => {
-                for key in ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"] {
-                    field(settings.raw(key).to_string().as_bytes());
-                }
-            }
+            Engine::Hf(_) if self.source != Source::TokenizerJson => field(settings.signature().as_bytes()),
             Engine::Hf(_) => {}
         }
         field(&self.single.signature());

@@ -75,7 +75,8 @@ impl Raw {
     pub fn xlm_roberta(path: &Path) -> Result<Self, TokenizerError> {
         let spm = read(path)?;
         if spm.unknown_id() != 0 {
-            let reason = format!("the unknown piece has the id {}, expected 0 as fairseq writes it", spm.unknown_id());
+            let reason =
+                format!("the unknown piece has the id {}, expected 0 as fairseq writes it", spm.unknown_id());
             return Err(TokenizerError::Invalid { path: path.to_path_buf(), reason });
         }
         let mask = spm.piece_count() as u32 + 1;
@@ -162,7 +163,10 @@ impl Raw {
             Family::XlmRoberta => "XLM-RoBERTa",
         };
         let fallback = if self.spm.has_byte_fallback() { ", byte fallback" } else { "" };
-        format!("raw SentencePiece unigram model with {} pieces{fallback}, {family} ids", self.spm.piece_count())
+        format!(
+            "raw SentencePiece unigram model with {} pieces{fallback}, {family} ids",
+            self.spm.piece_count()
+        )
     }
 }
 

@@ -50,7 +50,12 @@ impl Settings {
         let Some(Value::Object(decoder)) = self.config.get("added_tokens_decoder") else { return Ok(()) };
         for (id, token) in decoder {
             let Ok(number) = id.parse::<u32>() else {
-                return Err(wrong(&self.path, "added_tokens_decoder", "an object with token ids as keys", token));
+                return Err(wrong(
+                    &self.path,
+                    "added_tokens_decoder",
+                    "an object with token ids as keys",
+                    token,
+                ));
             };
             if let Some(text) = token.get("content").and_then(Value::as_str) {
                 self.added.entry(text.to_owned()).or_insert(number);
@@ -100,6 +105,14 @@ impl Settings {
         set(&self.config).or_else(|| set(&self.special_tokens))
     }
 
+    /// Every setting that a tokenizer built from `vocab.txt` or `vocab.json` depends on, as text.
+    pub fn signature(&self) -> String {
+        let keys = ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"];
+        let roles = ["unk_token", "cls_token", "sep_token", "pad_token", "mask_token"];
+        let setting = |key: &str| format!("{key}={}\n", self.special_value(key).unwrap_or(&Value::Null));
+        keys.into_iter().chain(roles).map(setting).collect()
+    }
+
     /// The id given to a token outside the vocabulary.
     pub fn added_id(&self, token: &str) -> Option<u32> {
         self.added.get(token).copied()
@@ -129,10 +142,13 @@ fn object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
         return Ok(Map::new());
     }
     let bytes = files::read(path, files::MAX_FILE_BYTES)?;
-    let value =
-        serde_json::from_slice(&bytes).map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
+    let value = serde_json::from_slice(&bytes)
+        .map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
     match value {
         Value::Object(map) => Ok(map),
-        _ => Err(TokenizerError::Invalid { path: path.to_path_buf(), reason: "it is not a JSON object".to_owned() }),
+        _ => Err(TokenizerError::Invalid {
+            path: path.to_path_buf(),
+            reason: "it is not a JSON object".to_owned(),
+        }),
     }
 }

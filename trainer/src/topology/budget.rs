@@ -65,10 +65,13 @@ fn warning(facts: &HostFacts, wanted: usize, within_quota: usize) -> Option<Stri
     let allowed = facts.allowed.len();
     if wanted > within_quota {
         let quota = facts.quota.as_ref().map_or(0.0, |q| q.cpus);
-        return Some(format!("{wanted} threads exceed the quota of {quota} CPUs: the kernel will throttle them"));
+        return Some(format!(
+            "{wanted} threads exceed the quota of {quota} CPUs: the kernel will throttle them"
+        ));
     }
     let list = facts.allowed_list();
-    (wanted > allowed).then(|| format!("{wanted} threads share {allowed} allowed CPUs ({list}): expect slow steps"))
+    (wanted > allowed)
+        .then(|| format!("{wanted} threads share {allowed} allowed CPUs ({list}): expect slow steps"))
 }
 
 /// The first thread of every core, then the second of every core that has one, and so on.

@@ -39,7 +39,8 @@ impl Hierarchy {
         let own = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
         let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
         let mounts: Vec<Mount> = mounts.lines().filter_map(parse_mount).collect();
-        let v1 = mounts.iter().find(|m| m.version == Version::V1 && m.controllers.iter().any(|c| c == controller));
+        let v1 =
+            mounts.iter().find(|m| m.version == Version::V1 && m.controllers.iter().any(|c| c == controller));
         // A controller bound to a version 1 hierarchy is absent from the unified one.
         let mount = v1.or_else(|| mounts.iter().find(|m| m.version == Version::V2))?;
         let path = own.lines().find_map(|line| own_path(line, mount.version, controller))?;
@@ -49,7 +50,9 @@ impl Hierarchy {
 
     /// Reads a file of every level that has it, innermost first.
     pub(super) fn read<'a>(&'a self, file: &'a str) -> impl Iterator<Item = (&'a Path, String)> {
-        self.levels.iter().filter_map(move |dir| Some((dir.as_path(), fs::read_to_string(dir.join(file)).ok()?)))
+        self.levels
+            .iter()
+            .filter_map(move |dir| Some((dir.as_path(), fs::read_to_string(dir.join(file)).ok()?)))
     }
 }
 

@@ -161,13 +161,15 @@ fn cores(root: &Path, allowed: &[u32], warnings: &mut Vec<String>) -> Vec<Core> 
         }
     }
     if unknown > 0 {
-        warnings.push(format!("/sys does not say which of {unknown} CPUs share a core; each counts as a core"));
+        warnings
+            .push(format!("/sys does not say which of {unknown} CPUs share a core; each counts as a core"));
     }
     cores.into_iter().map(|(_, core)| core).collect()
 }
 
 fn huge_pages(root: &Path) -> HugePages {
-    let text = fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/enabled")).unwrap_or_default();
+    let text =
+        fs::read_to_string(root.join("sys/kernel/mm/transparent_hugepage/enabled")).unwrap_or_default();
     match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(word, _)| word) {
         Some("always") => HugePages::Always,
         Some("madvise") => HugePages::Madvise,
@@ -183,7 +185,8 @@ fn cache(dir: &Path, level: &str) -> Option<(u64, usize)> {
         if read("level")? != level || read("type")? == "Instruction" {
             return None;
         }
-        let shared = read("shared_cpu_list").and_then(|list| cpulist::parse(&list)).map_or(1, |cpus| cpus.len());
+        let shared =
+            read("shared_cpu_list").and_then(|list| cpulist::parse(&list)).map_or(1, |cpus| cpus.len());
         Some((cache_bytes(&read("size")?)?, shared.max(1)))
     })
 }

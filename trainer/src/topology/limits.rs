@@ -52,7 +52,12 @@ impl MemoryFacts {
         let gb = |bytes: u64| format!("{:.1} GB", bytes as f64 / 1e9);
         match (self.limit, &self.limit_place) {
             (Some(limit), Some(place)) => {
-                format!("{} usable; limit {} ({place}), machine {}", gb(self.usable()), gb(limit), gb(self.total))
+                format!(
+                    "{} usable; limit {} ({place}), machine {}",
+                    gb(self.usable()),
+                    gb(limit),
+                    gb(self.total)
+                )
             }
             _ => format!("{} usable of {}; no group limit", gb(self.usable()), gb(self.total)),
         }
@@ -122,7 +127,9 @@ pub(super) fn cpuset(root: &Path) -> Option<Vec<u32>> {
 /// Memory of the machine and the tightest group.
 pub(super) fn memory(root: &Path) -> MemoryFacts {
     let meminfo = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
-    let kib = |name: &str| meminfo.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    let kib = |name: &str| {
+        meminfo.lines().find_map(|l| l.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+    };
     let total = kib("MemTotal:").unwrap_or(0u64) * 1024;
     let available = kib("MemAvailable:").or_else(|| kib("MemFree:")).unwrap_or(0u64) * 1024;
     let mut facts = MemoryFacts { total, available, ..MemoryFacts::default() };
@@ -133,7 +140,9 @@ pub(super) fn memory(root: &Path) -> MemoryFacts {
     };
     for (dir, text) in groups.read(limit_file) {
         // "max" does not parse; version 1 writes a number near 2^63 instead, which is above any machine's memory.
-        let Some(limit) = text.trim().parse::<u64>().ok().filter(|&l| total == 0 || l < total) else { continue };
+        let Some(limit) = text.trim().parse::<u64>().ok().filter(|&l| total == 0 || l < total) else {
+            continue;
+        };
         let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let used = number(used_file).unwrap_or(0).saturating_sub(field(&stat, cache_key).unwrap_or(0));

@@ -6,11 +6,13 @@
 //!
 //! Nothing here binds threads or memory.
 
+pub use alloc::keep_freed_memory;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
 pub use limits::{MemoryFacts, Quota, Throttling};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 
+mod alloc;
 mod budget;
 mod cgroup;
 mod cpulist;

@@ -44,7 +44,9 @@ impl Tree {
         let mut mounts = String::new();
         for (name, id) in controllers {
             cgroup.push_str(&format!("{id}:{name}:{own}\n"));
-            mounts.push_str(&format!("3{id} 24 0:2{id} / /sys/fs/cgroup/{name} rw - cgroup cgroup rw,{name}\n"));
+            mounts.push_str(&format!(
+                "3{id} 24 0:2{id} / /sys/fs/cgroup/{name} rw - cgroup cgroup rw,{name}\n"
+            ));
         }
         mounts.push_str("39 24 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
         self.put("proc/self/cgroup", &format!("{cgroup}0::{own}\n")).put("proc/self/mountinfo", &mounts)
@@ -87,7 +89,11 @@ fn case_62_v2_quota_is_rounded_down_and_its_file_named() {
     tree.v2("/", "/").put("sys/fs/cgroup/cpu.max", "350000 100000\n");
     let budget = cpu_budget(&tree.facts(), None);
     assert_eq!((budget.threads, budget.quota), (3, Some(3.5)));
-    assert!(budget.reason.contains("quota of 3.5 CPUs is tighter (/sys/fs/cgroup/cpu.max)"), "{}", budget.reason);
+    assert!(
+        budget.reason.contains("quota of 3.5 CPUs is tighter (/sys/fs/cgroup/cpu.max)"),
+        "{}",
+        budget.reason
+    );
     tree.put("sys/fs/cgroup/cpu.max", "50000 100000\n");
     assert_eq!(tree.threads(), 1, "half a CPU still needs a thread");
     tree.put("sys/fs/cgroup/cpu.max", "max 100000\n");
@@ -119,7 +125,9 @@ fn case_62_v2_the_tightest_of_nested_groups_counts() {
 
 #[test]
 fn case_62_v2_inside_a_cgroup_namespace_or_a_bind_mount_the_mount_is_the_group() {
-    for (own, mount_root) in [("/", "/"), ("/docker/abc", "/docker/abc"), ("/../../other", "/"), ("/x", "/docker/abc")] {
+    for (own, mount_root) in
+        [("/", "/"), ("/docker/abc", "/docker/abc"), ("/../../other", "/"), ("/x", "/docker/abc")]
+    {
         let tree = Tree::machine(8);
         tree.v2(own, mount_root).put("sys/fs/cgroup/cpu.max", "400000 100000");
         assert_eq!(tree.threads(), 4, "{own} under {mount_root}");
@@ -134,7 +142,10 @@ fn case_62_v1_quota_cpuset_and_memory_are_read_at_every_level() {
         .put("sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us", "100000\n")
         .put("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us", "250000\n")
         .put("sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us", "50000\n")
-        .put("sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.stat", "nr_periods 10\nnr_throttled 4\nthrottled_time 7000\n")
+        .put(
+            "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.stat",
+            "nr_periods 10\nnr_throttled 4\nthrottled_time 7000\n",
+        )
         .put("sys/fs/cgroup/cpuset/docker/abc/cpuset.cpus", "0-6\n")
         .put("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n")
         .put("sys/fs/cgroup/memory/docker/memory.limit_in_bytes", "256000000\n")
@@ -150,7 +161,8 @@ fn case_62_v1_quota_cpuset_and_memory_are_read_at_every_level() {
 #[test]
 fn throttling_of_v2_is_read() {
     let tree = Tree::machine(2);
-    tree.v2("/a", "/").put("sys/fs/cgroup/a/cpu.stat", "usage_usec 5\nnr_periods 3\nnr_throttled 2\nthrottled_usec 9\n");
+    tree.v2("/a", "/")
+        .put("sys/fs/cgroup/a/cpu.stat", "usage_usec 5\nnr_periods 3\nnr_throttled 2\nthrottled_usec 9\n");
     assert_eq!(tree.facts().throttling, Some(Throttling { periods: 3, throttled: 2, throttled_us: 9 }));
 }
 
@@ -183,15 +195,21 @@ fn an_empty_tree_gives_one_thread_and_says_what_is_missing() {
 fn huge_pages_caches_and_nodes_come_from_sys() {
     let tree = Tree::machine(4);
     tree.put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
-    for (index, level, kind, size) in
-        [(0, "1", "Data", "32K"), (1, "1", "Instruction", "32K"), (2, "2", "Unified", "2048K"), (3, "3", "Unified", "30M")]
-    {
+    for (index, level, kind, size) in [
+        (0, "1", "Data", "32K"),
+        (1, "1", "Instruction", "32K"),
+        (2, "2", "Unified", "2048K"),
+        (3, "3", "Unified", "30M"),
+    ] {
         let dir = format!("sys/devices/system/cpu/cpu0/cache/index{index}");
         tree.put(&format!("{dir}/level"), level).put(&format!("{dir}/type"), kind);
         tree.put(&format!("{dir}/size"), size).put(&format!("{dir}/shared_cpu_list"), "0-3\n");
     }
     tree.put("sys/devices/system/node/node0/cpulist", "0-1,4-5\n")
-        .put("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       1000 kB\nNode 0 MemFree: 1 kB\n")
+        .put(
+            "sys/devices/system/node/node0/meminfo",
+            "Node 0 MemTotal:       1000 kB\nNode 0 MemFree: 1 kB\n",
+        )
         .put("sys/devices/system/node/node1/cpulist", "2-3,6-7\n")
         .put("sys/devices/system/node/node2/cpulist", "\n");
     let facts = HostFacts::read(tree.0.path(), Some(&[0, 2, 3]));

@@ -54,6 +54,11 @@ pub enum OnLong {
 /// How far building is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BuildProgress {
+    /// The files are hashed to find out whether they are known.
+    Hashing {
+        /// Bytes of all files so far.
+        bytes_done: u64,
+    },
     /// First pass; the total is not known yet.
     Checking {
         /// Rows read.
@@ -118,16 +123,23 @@ impl TokenStore {
         set.options.validate()?;
         let mut files = Vec::with_capacity(set.files.len());
         let mut stamps = Vec::with_capacity(set.files.len());
+        let mut bytes_done = 0;
+        let mut hashed = |bytes| {
+            bytes_done += bytes;
+            (options.progress)(BuildProgress::Hashing { bytes_done });
+        };
         for path in set.files {
             let format = resolve_format(path, set.options.format)?;
-            stamps.push(stamp(path, options.stop)?);
+            stamps.push(stamp(path, options.stop, &mut hashed)?);
             files.push((Arc::from(path.as_path()), format));
         }
         let key = key(set, &files, &stamps, options);
         if let Some(dir) = options.cache_dir {
             let path = dir.join(write::file_name(key));
             match sections::load(&path, key) {
-                Ok((sections, meta)) => return Ok(Self::new(sections, meta, key, StoreOrigin::Cached, files)),
+                Ok((sections, meta)) => {
+                    return Ok(Self::new(sections, meta, key, StoreOrigin::Cached, files));
+                }
                 Err(Refusal::Absent) => {}
                 Err(Refusal::Unusable(reason)) => {
                     tracing::warn!("the token cache {} is rebuilt: {reason}", path.display());
@@ -149,7 +161,8 @@ impl TokenStore {
         files: Vec<(Arc<Path>, SourceFormat)>,
     ) -> Self {
         let labels = meta.labels();
-        let shape = meta.shape().expect("a store's meta is checked when loaded and made from a shape when built");
+        let shape =
+            meta.shape().expect("a store's meta is checked when loaded and made from a shape when built");
         Self { sections, meta, labels, shape, key, origin, files }
     }
 
@@ -289,7 +302,10 @@ fn build(job: &Job, key: u128) -> Result<(Sections, Meta, StoreOrigin), DataErro
             Ok((sections, meta)) => return Ok((sections, meta, StoreOrigin::Built)),
             Err(PassError::Data(error)) => return Err(error),
             Err(PassError::Sink(error)) => {
-                tracing::warn!("the token cache {} cannot be written, tokens stay in memory: {error}", dir.display());
+                tracing::warn!(
+                    "the token cache {} cannot be written, tokens stay in memory: {error}",
+                    dir.display()
+                );
             }
         }
     }

@@ -75,7 +75,9 @@ impl Sections {
         });
         let targets_fit = self.targets().len() == rows * shape.words()
             && match shape {
-                TargetShape::Class { classes } => self.targets().iter().all(|&class| (class as usize) < classes),
+                TargetShape::Class { classes } => {
+                    self.targets().iter().all(|&class| (class as usize) < classes)
+                }
                 _ => true,
             };
         ends_fit && rows_fit && targets_fit
@@ -114,7 +116,9 @@ pub fn load(path: &Path, key: u128) -> Result<(Sections, Meta), Refusal> {
     let shape = meta.as_ref().and_then(Meta::shape);
     let sections = Sections::Mapped { map, layout };
     match (meta, shape) {
-        (Some(meta), Some(shape)) if sections.check(header.counts.rows as usize, shape) => Ok((sections, meta)),
+        (Some(meta), Some(shape)) if sections.check(header.counts.rows as usize, shape) => {
+            Ok((sections, meta))
+        }
         _ => Err(unusable("its contents contradict each other".into())),
     }
 }

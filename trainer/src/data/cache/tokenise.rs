@@ -123,13 +123,11 @@ fn read_chunks(job: &Job, tickets: &Receiver<()>, out: &Sender<Numbered<Chunk>>)
                 }
             }
         }
-        let empty = rows.is_empty();
-        let sent = match failure {
-            // Rows before the failure are valid by the survey; only a file changed meanwhile comes here.
-            Some(error) => out.send((idx, Err(error))).is_ok() && false,
-            None => !empty && out.send((idx, Ok(Chunk { rows }))).is_ok(),
-        };
-        if !sent {
+        // Rows before a failure were valid in the survey: only a file that changed meanwhile gets here.
+        let last = failure.is_some();
+        let chunk = failure.map_or(Ok(Chunk { rows }), Err);
+        let empty = chunk.as_ref().is_ok_and(|chunk| chunk.rows.is_empty());
+        if empty || out.send((idx, chunk)).is_err() || last {
             return;
         }
     }

@@ -63,7 +63,8 @@ impl PartialFile {
         let rows = columns.places.len() as u64;
         let words = (columns.targets.len() as u64).checked_div(rows).unwrap_or(0);
         let counts = Counts { rows, tokens: self.tokens, words, meta_bytes: meta.len() as u64 };
-        let layout = Layout::of(&counts).ok_or_else(|| io::Error::other("the token file would be too large"))?;
+        let layout =
+            Layout::of(&counts).ok_or_else(|| io::Error::other("the token file would be too large"))?;
         self.pad_to(layout.offsets.start)?;
         self.write(bytemuck::cast_slice(&columns.offsets))?;
         self.pad_to(layout.places.start)?;

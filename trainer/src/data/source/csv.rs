@@ -114,7 +114,16 @@ struct Parser {
 impl Parser {
     fn new(delimiter: u8, limit: usize) -> Self {
         let (bytes, ends) = (Vec::new(), Vec::new());
-        Self { delimiter, limit, line: 1, bytes, ends, state: State::FieldStart, quote_line: 0, any_quoted: false }
+        Self {
+            delimiter,
+            limit,
+            line: 1,
+            bytes,
+            ends,
+            state: State::FieldStart,
+            quote_line: 0,
+            any_quoted: false,
+        }
     }
 
     fn fields(&self) -> usize {
@@ -201,7 +210,9 @@ impl Parser {
                 self.state = State::Quoted;
             }
             State::QuoteSeen if byte == b'\r' => self.state = State::CarriageReturn,
-            State::CarriageReturn if !line_break => return Err(RowProblem::TextAfterQuote(self.ends.len() + 1)),
+            State::CarriageReturn if !line_break => {
+                return Err(RowProblem::TextAfterQuote(self.ends.len() + 1));
+            }
             _ if byte == self.delimiter || line_break => self.end_field(),
             State::QuoteSeen | State::CarriageReturn => {
                 return Err(RowProblem::TextAfterQuote(self.ends.len() + 1));

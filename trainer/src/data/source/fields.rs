@@ -80,7 +80,8 @@ impl Row {
         let mut values = values.into_iter();
         let mut next = || values.next().expect("a reader delivers every wanted field");
         let limit = options.field_bytes_max;
-        let fail = |column: &str, problem| DataError::Field { place: place.clone(), column: column.into(), problem };
+        let fail =
+            |column: &str, problem| DataError::Field { place: place.clone(), column: column.into(), problem };
 
         let text = text_of(next(), limit).map_err(|p| fail(&options.text, p))?;
         let pair = match &options.text_pair {

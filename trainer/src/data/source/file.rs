@@ -43,11 +43,13 @@ fn modified_ns(meta: &Metadata) -> i128 {
     i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec())
 }
 
-/// Hashes the content of `path`; reads the whole file. Stops when `stop` is set.
-pub fn stamp(path: &Path, stop: &AtomicBool) -> Result<FileStamp, DataError> {
+/// Hashes the content of `path`; reads the whole file. `hashed` is told the bytes read since it was told last.
+pub fn stamp(path: &Path, stop: &AtomicBool, hashed: &mut dyn FnMut(u64)) -> Result<FileStamp, DataError> {
+    const REPORT_BYTES: u64 = 64 << 20;
     let (mut file, meta) = open(path)?;
     let mut hasher = Xxh3::new();
     let mut buffer = vec![0u8; BUFFER_BYTES];
+    let mut unreported = 0;
     loop {
         if stop.load(Ordering::Relaxed) {
             return Err(DataError::Interrupted("hashing the data files"));
@@ -57,7 +59,12 @@ pub fn stamp(path: &Path, stop: &AtomicBool) -> Result<FileStamp, DataError> {
             break;
         }
         hasher.update(&buffer[..count]);
+        unreported += count as u64;
+        if unreported >= REPORT_BYTES {
+            hashed(std::mem::take(&mut unreported));
+        }
     }
+    hashed(unreported);
     Ok(FileStamp {
         hash: hasher.digest128(),
         bytes: meta.len(),
@@ -95,8 +102,11 @@ pub fn read_error(path: &Path, source: std::io::Error) -> DataError {
 
 /// Looks at the file without opening it: opening a FIFO would wait for its writer (case 65).
 fn metadata(path: &Path) -> Result<Metadata, DataError> {
-    let meta = std::fs::metadata(path)
-        .map_err(|source| DataError::Io { action: "open", path: path.into(), source })?;
+    let meta = std::fs::metadata(path).map_err(|source| DataError::Io {
+        action: "open",
+        path: path.into(),
+        source,
+    })?;
     let problem = match kind_name(meta.file_type()) {
         Some(kind) => FileProblem::NotRegular(kind),
         None if meta.len() == 0 => FileProblem::Empty,

@@ -8,6 +8,8 @@ mod fields;
 mod file;
 mod jsonl;
 mod parquet;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -132,7 +134,9 @@ impl OpenFile {
             SourceFormat::Tsv => OpenFile::Csv(csv::CsvFile::open(path, wanted, b'\t', limit)?),
             SourceFormat::Jsonl => OpenFile::Jsonl(jsonl::JsonlFile::open(path, wanted, limit)?),
             SourceFormat::Parquet => OpenFile::Parquet(parquet::ParquetFile::open(path, wanted)?),
-            SourceFormat::Csv | SourceFormat::Auto => OpenFile::Csv(csv::CsvFile::open(path, wanted, b',', limit)?),
+            SourceFormat::Csv | SourceFormat::Auto => {
+                OpenFile::Csv(csv::CsvFile::open(path, wanted, b',', limit)?)
+            }
         })
     }
 
@@ -248,7 +252,10 @@ fn locate(path: &Path, wanted: &[String], existing: &[String]) -> Result<Vec<usi
             (Some(idx), None) => found.push(idx),
             (Some(_), Some(_)) => return fail(FileProblem::DuplicateColumn(name.clone())),
             (None, _) => {
-                return fail(FileProblem::MissingColumn { wanted: name.clone(), existing: existing.to_vec() });
+                return fail(FileProblem::MissingColumn {
+                    wanted: name.clone(),
+                    existing: existing.to_vec(),
+                });
             }
         }
     }

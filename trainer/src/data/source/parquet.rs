@@ -62,7 +62,8 @@ impl ParquetFile {
         let Some(row) = next.map_err(fail)? else {
             return Ok(None);
         };
-        let mut fields: Vec<Option<Field>> = row.into_columns().into_iter().map(|(_, field)| Some(field)).collect();
+        let mut fields: Vec<Option<Field>> =
+            row.into_columns().into_iter().map(|(_, field)| Some(field)).collect();
         let mut values = Vec::with_capacity(self.order.len());
         for (&idx, name) in self.order.iter().zip(&self.wanted) {
             let field = fields[idx].take().expect("no column is wanted twice (SourceOptions::validate)");
@@ -106,7 +107,8 @@ fn value(field: Field) -> Result<Value, FieldProblem> {
             Err(e) => return Err(FieldProblem::NotUtf8(e.utf8_error().valid_up_to() + 1)),
         },
         Field::ListInternal(list) => {
-            let items: Result<Vec<Value>, FieldProblem> = list.elements().iter().cloned().map(value).collect();
+            let items: Result<Vec<Value>, FieldProblem> =
+                list.elements().iter().cloned().map(value).collect();
             Value::List(items?)
         }
         Field::Group(_) => Value::Other("a struct"),

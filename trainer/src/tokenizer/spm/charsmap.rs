@@ -34,12 +34,14 @@ impl CharsMap {
             let rest = rest.len();
             return Err(format!("the character map claims an array of {size} bytes, but {rest} follow"));
         }
-        if size == 0 || size % 4 != 0 {
+        if size == 0 || !size.is_multiple_of(4) {
             return Err(format!("the character map's array has {size} bytes, not a positive multiple of 4"));
         }
         let (array, replacements) = rest.split_at(size);
-        let units =
-            array.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]])).collect();
+        let units = array
+            .chunks_exact(4)
+            .map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]))
+            .collect();
         Ok(Self { units, replacements: replacements.to_vec() })
     }
 

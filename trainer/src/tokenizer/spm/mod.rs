@@ -52,7 +52,8 @@ impl Spm {
         let model = ModelProto::decode(bytes)
             .map_err(|source| TokenizerError::SpmDecode { path: path.to_path_buf(), source })?;
         match model.trainer_spec.as_ref().and_then(|spec| spec.model_type).unwrap_or(1) {
-            1 => Self::build(model).map_err(|reason| TokenizerError::Invalid { path: path.to_path_buf(), reason }),
+            1 => Self::build(model)
+                .map_err(|reason| TokenizerError::Invalid { path: path.to_path_buf(), reason }),
             other => {
                 let found = match other {
                     2 => "BPE".to_owned(),
@@ -72,7 +73,9 @@ impl Spm {
         let unknown_id = vocabulary.unknown_id.ok_or("no piece has the type UNKNOWN")?;
         let bytes = match (trainer.byte_fallback.unwrap_or(false), vocabulary.byte_count) {
             (true, 256) => Some(vocabulary.bytes),
-            (true, found) => return Err(format!("byte fallback is on, but {found} of 256 byte pieces are there")),
+            (true, found) => {
+                return Err(format!("byte fallback is on, but {found} of 256 byte pieces are there"));
+            }
             (false, 0) => None,
             (false, found) => return Err(format!("{found} byte pieces are there, but byte fallback is off")),
         };

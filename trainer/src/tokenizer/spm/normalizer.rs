@@ -35,7 +35,11 @@ impl Normalizer {
     ///
     /// # Errors
     /// What is wrong with the character map.
-    pub fn new(spec: NormalizerSpec, as_suffix: bool, user_defined: Vec<(&[u8], u32)>) -> Result<Self, String> {
+    pub fn new(
+        spec: NormalizerSpec,
+        as_suffix: bool,
+        user_defined: Vec<(&[u8], u32)>,
+    ) -> Result<Self, String> {
         let map = match spec.precompiled_charsmap {
             Some(blob) if !blob.is_empty() => Some(CharsMap::parse(&blob)?),
             _ => None,

@@ -28,8 +28,12 @@ impl Trie {
     /// Builds the trie of `keys`, which must be distinct and not empty.
     pub fn build(mut keys: Vec<(&[u8], u32)>) -> Self {
         keys.sort_unstable();
-        let mut trie =
-            Self { first_edge: Vec::new(), labels: Vec::new(), values: Vec::new(), root: Box::new([NONE; 256]) };
+        let mut trie = Self {
+            first_edge: Vec::new(),
+            labels: Vec::new(),
+            values: Vec::new(),
+            root: Box::new([NONE; 256]),
+        };
         let mut ranges = VecDeque::from([(0, keys.len(), 0)]);
         while let Some((from, to, depth)) = ranges.pop_front() {
             trie.first_edge.push(trie.labels.len() as u32);
@@ -60,7 +64,8 @@ impl Trie {
 
     /// Walks one byte down.
     pub fn step(&self, at: Cursor, byte: u8) -> Option<Cursor> {
-        let (from, to) = (self.first_edge[at.0 as usize] as usize, self.first_edge[at.0 as usize + 1] as usize);
+        let (from, to) =
+            (self.first_edge[at.0 as usize] as usize, self.first_edge[at.0 as usize + 1] as usize);
         let edge = self.labels[from..to].binary_search(&byte).ok()?;
         Some(Cursor((from + edge + 1) as u32))
     }

@@ -70,7 +70,13 @@ impl Unigram {
                 max_score = max_score.max(*score);
             }
         }
-        Self { trie: Trie::build(keys), scores, unknown_id, unknown_score: min_score - UNKNOWN_PENALTY, max_score }
+        Self {
+            trie: Trie::build(keys),
+            scores,
+            unknown_id,
+            unknown_score: min_score - UNKNOWN_PENALTY,
+            max_score,
+        }
     }
 
     /// Cuts `text` into pieces, in order. Cost: length × longest piece.
@@ -122,8 +128,13 @@ mod tests {
 
     #[test]
     fn the_most_likely_segmentation_wins() {
-        let scores =
-            vec![Score::Unused, Score::Normal(-1.0), Score::Normal(-1.5), Score::Normal(-2.0), Score::Normal(-4.0)];
+        let scores = vec![
+            Score::Unused,
+            Score::Normal(-1.0),
+            Score::Normal(-1.5),
+            Score::Normal(-2.0),
+            Score::Normal(-4.0),
+        ];
         let model = Unigram::new(vec![(b"a", 1), (b"b", 2), (b"ab", 3), (b"abc", 4)], scores, 0);
         assert_eq!(ids(&model, "ab"), [3]);
         assert_eq!(ids(&model, "ba"), [2, 1]);

@@ -1,1 +1,0 @@
-//! Scalar definitions of every operation in f64: the specification that the tests compare with.

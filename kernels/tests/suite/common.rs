@@ -1,0 +1,70 @@
+//! Inputs, pools and comparisons that the tests share.
+
+use muster_kernels::isa::{Cpu, Isa};
+use muster_kernels::{Element, Pool, bf16, rng};
+
+/// Instruction sets with kernels of their own that this machine has.
+pub fn isas() -> Vec<Isa> {
+    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&i| i <= Cpu::here().best()).collect()
+}
+
+/// A pool per instruction set, each with another number of threads.
+pub fn pools() -> Vec<Pool> {
+    isas().into_iter().enumerate().map(|(i, isa)| Pool::with_isa(1 + i % 3, isa).unwrap()).collect()
+}
+
+/// Lengths around the widths of vectors and blocks.
+pub const LENGTHS: [usize; 14] = [0, 1, 2, 7, 8, 15, 16, 17, 31, 33, 64, 100, 257, 16_500];
+
+/// Normal numbers.
+pub fn noise<E: Element>(key: u64, n: usize) -> Vec<E> {
+    (0..n as u64).map(|i| E::from_f32(rng::normal(key, i))).collect()
+}
+
+/// Rounding error of one stored value, relative: half a unit in the last place, and some for the f32 arithmetic.
+pub fn store_error<E: Element>() -> f64 {
+    match E::DTYPE {
+        muster_kernels::DType::F32 => 0.0,
+        muster_kernels::DType::Bf16 => 1.0 / 256.0,
+    }
+}
+
+/// Asserts |got - want| <= absolute + relative * |want| (plus the storage rounding) for each element.
+#[track_caller]
+pub fn close<E: Element>(what: &str, got: &[E], want: &[f64], absolute: f64, relative: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: length");
+    let relative = relative + store_error::<E>();
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        let g = f64::from(g.to_f32());
+        let ok = (g - w).abs() <= absolute + relative * w.abs() || g == *w || (g.is_nan() && w.is_nan());
+        assert!(ok, "{what}[{i}]: got {g:e}, want {w:e}");
+    }
+}
+
+/// The bits of a slice, for comparisons that allow no difference.
+pub fn bits<E: Element>(x: &[E]) -> Vec<u32> {
+    x.iter().map(|x| x.to_f32().to_bits()).collect()
+}
+
+/// Runs `f` on pools of 1, 2 and 3 threads and asserts that the results have the same bits.
+#[track_caller]
+pub fn same_on_any_thread_count(f: impl Fn(&Pool) -> Vec<u32>) {
+    for isa in isas() {
+        let results: Vec<_> = (1..=3).map(|n| f(&Pool::with_isa(n, isa).unwrap())).collect();
+        assert!(
+            results[0] == results[1] && results[0] == results[2],
+            "thread count changes results on {isa}"
+        );
+    }
+}
+
+/// A type argument for generic checks: `for_both!(check)` calls `check::<f32>()` and `check::<bf16>()`.
+#[macro_export]
+macro_rules! for_both {
+    ($f:ident) => {
+        $f::<f32>();
+        $f::<$crate::common::Bf16>();
+    };
+}
+
+pub type Bf16 = bf16;

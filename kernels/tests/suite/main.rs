@@ -1,0 +1,12 @@
+//! Every operation against the scalar reference, for f32 and bf16, on every instruction set of the machine.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod attention;
+mod common;
+mod conv_embedding;
+mod dropout;
+mod elementwise;
+mod linear;
+mod loss;
+mod norm;
+mod optim;
