@@ -16,7 +16,10 @@ mod exit;
 mod logging;
 mod plan;
 mod predict;
+mod progress;
 mod report;
+mod scores;
+mod stop;
 mod survey;
 mod train;
 

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::args::{Global, PlanArgs};
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::stop;
 use crate::survey::survey;
 
 /// What `muster plan --json` prints.
@@ -39,9 +40,10 @@ struct Printed<'a> {
 /// A bad run file, data or model, or a run that does not fit this machine.
 pub fn run(args: &PlanArgs, global: &Global) -> anyhow::Result<Exit> {
     let spec = RunSpec::load_with(&args.run.run, &args.run.overrides)?;
-    let (model, data) = survey(&spec).context("can't plan the run")?;
     let host = HostFacts::detect();
-    let plan = plan(&spec, &model, &data, &host)?;
+    let stop = stop::on_signals()?;
+    let run = survey(&spec, &host, &stop, global).context("can't plan the run")?;
+    let plan = plan(&spec, &run.dims, &run.stats, &host)?;
     let printed = printed(&spec, &plan, &host);
     print(global, &printed, || render(&spec, &plan))?;
     plan.admit()?;

@@ -6,7 +6,10 @@ use std::io::Write;
 use muster_coordinator::PlacementError;
 use muster_kernels::isa::ParseCapError;
 use muster_proto::SpecError;
+use muster_trainer::checkpoint::CheckpointError;
+use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
+use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
 use crate::exit::Exit;
@@ -20,13 +23,41 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
             })+
         };
     }
+    if let Some(error) = error.downcast_ref::<TrainError>() {
+        return Some((exit_of(error), error.hint()));
+    }
     known! {
+        HubError => Exit::Data,
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,
         PlacementError => Exit::Usage,
         ParseCapError => Exit::Usage,
     }
     None
+}
+
+/// How a process ends whose run can't start or go on.
+fn exit_of(error: &TrainError) -> Exit {
+    match error {
+        TrainError::NonFinite(_) => Exit::Diverged,
+        TrainError::RunExists { .. }
+        | TrainError::NothingToResume { .. }
+        | TrainError::MaxLength { .. }
+        | TrainError::Metric(_) => Exit::Usage,
+        TrainError::ModelFolder { .. }
+        | TrainError::Read { .. }
+        | TrainError::Data(_)
+        | TrainError::Hub(_)
+        | TrainError::Config(_)
+        | TrainError::Tokenizer(_)
+        | TrainError::Weights(_) => Exit::Data,
+        TrainError::Checkpoint(CheckpointError::NoSpace { .. }) | TrainError::Plan(_) | TrainError::Pool(_) => {
+            Exit::Resources
+        }
+        TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Write { .. } | TrainError::Log(_) => {
+            Exit::Failure
+        }
+    }
 }
 
 /// An error as it is told.

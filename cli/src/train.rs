@@ -1,12 +1,96 @@
 //! `muster train`.
 
-use crate::args::{Global, TrainArgs};
-use crate::exit::Exit;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
-/// Trains a model.
+use muster_kernels::{DType, Element, bf16};
+use muster_proto::RunSpec;
+use muster_trainer::data::DataError;
+use muster_trainer::topology::HostFacts;
+use muster_trainer::train::{Event, Hooks, Prepared, Results, Start, TrainError, prepare};
+
+use crate::args::{Global, TrainArgs};
+use crate::commands::print;
+use crate::exit::Exit;
+use crate::progress::TrainDisplay;
+use crate::survey::survey;
+use crate::{plan, scores, stop};
+
+/// Trains a model, or goes on with a run that was stopped.
 ///
 /// # Errors
-/// Always: this build was made before the command was merged.
-pub fn run(_args: &TrainArgs, _global: &Global) -> anyhow::Result<Exit> {
-    anyhow::bail!("this build has no `muster train`")
+/// Anything that keeps the run from starting or going on; [`crate::report`] tells it.
+pub fn run(args: &TrainArgs, global: &Global) -> anyhow::Result<Exit> {
+    let stop = stop::on_signals()?;
+    let spec = RunSpec::load_with(&args.run.run, &args.run.overrides)?;
+    let outcome = train(args, &spec, &stop, global);
+    let stopped_early_on = |error: &anyhow::Error| {
+        matches!(error.downcast_ref(), Some(TrainError::Data(DataError::Interrupted(_))))
+    };
+    match outcome {
+        Ok(Some(results)) => {
+            print(global, &results, || scores::results(&results))?;
+            Ok(Exit::Success)
+        }
+        Ok(None) => {
+            let run = args.run.run.display();
+            tracing::warn!("stopped; everything is saved, go on with: muster train {run} --resume");
+            Ok(Exit::Interrupted)
+        }
+        Err(error) if stop.load(Ordering::Relaxed) && stopped_early_on(&error) => {
+            tracing::warn!("{error}; no step was done, nothing is lost");
+            Ok(Exit::Interrupted)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs to the end; no results if a signal stopped it.
+fn train(
+    args: &TrainArgs,
+    spec: &RunSpec,
+    stop: &AtomicBool,
+    global: &Global,
+) -> anyhow::Result<Option<Results>> {
+    let host = HostFacts::detect();
+    let run = survey(spec, &host, stop, global)?;
+    let plan = plan::plan(spec, &run.dims, &run.stats, &host)?;
+    plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    for decision in &plan.decisions {
+        tracing::debug!("{}: {} ({})", decision.name, decision.value, decision.reason);
+    }
+    plan.admit()?;
+    let start = if args.resume { Start::Resume } else { Start::Fresh };
+    let prepared = prepare(spec, run, &plan, start)?;
+    tracing::info!("{} on {} threads in {}", spec.name, plan.cpus.threads, plan.precision());
+    match plan.dtype {
+        DType::F32 => drive::<f32>(spec, prepared, stop, global),
+        DType::Bf16 => drive::<bf16>(spec, prepared, stop, global),
+    }
+}
+
+fn drive<E: Element>(
+    spec: &RunSpec,
+    prepared: Prepared,
+    stop: &AtomicBool,
+    global: &Global,
+) -> anyhow::Result<Option<Results>> {
+    let loaded = prepared.load::<E>()?;
+    for damaged in &loaded.skipped {
+        tracing::warn!("a damaged checkpoint was passed over: {damaged}");
+    }
+    if let Some(report) = &loaded.report {
+        tracing::info!("{report}");
+    }
+    let begun = Instant::now();
+    let clock = || begun.elapsed();
+    let mut display = TrainDisplay::new(global);
+    let results = {
+        let mut observe = |event: &Event| display.show(event);
+        let hooks = Hooks { stop, clock: &clock, observe: &mut observe };
+        let mut trainer = prepared.trainer(loaded, hooks)?;
+        trainer.run().and_then(|ending| trainer.finish(&spec.name, ending))
+    };
+    display.clear();
+    Ok(results?)
 }

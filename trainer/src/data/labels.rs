@@ -16,6 +16,8 @@ pub enum LabelOrigin {
     RunFile,
     /// Found in the training data.
     TrainingData,
+    /// The `id2label` of a trained model.
+    Model,
 }
 
 impl LabelOrigin {
@@ -23,6 +25,7 @@ impl LabelOrigin {
         match self {
             LabelOrigin::RunFile => "task.labels",
             LabelOrigin::TrainingData => "the training data",
+            LabelOrigin::Model => "the model",
         }
     }
 }
@@ -77,6 +80,11 @@ impl Labels {
             names = pairs.into_iter().map(|(_, name)| name).collect();
         }
         Self::of(names, LabelOrigin::TrainingData)
+    }
+
+    /// Takes the labels of a trained model: data with the same names in any order is mapped to them.
+    pub fn of_model(names: &[String]) -> Self {
+        Self::of(names.to_vec(), LabelOrigin::Model)
     }
 
     /// Restores a mapping that was stored (token cache, checkpoint, `id2label` of a model).

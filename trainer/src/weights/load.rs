@@ -70,7 +70,7 @@ impl LoadRules {
         if bare != param.name {
             names.push(bare.to_owned());
         }
-        if param.kind == ParamKind::Norm {
+        if matches!(param.kind, ParamKind::Gain | ParamKind::Bias) && param.name.contains("LayerNorm") {
             let old: Vec<String> = names.iter().filter_map(|name| old_norm_name(name)).collect();
             names.extend(old);
         }

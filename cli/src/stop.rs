@@ -1,0 +1,26 @@
+//! Signals as a flag that long work looks at.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Exit code of a process that a second signal ends at once, whatever it was doing.
+const AT_ONCE: i32 = 130;
+
+/// Sets a flag at the first SIGTERM or Ctrl-C; the second one ends the process at once.
+///
+/// # Errors
+/// If the system refuses signal handlers.
+pub fn on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        // In this order: the first signal must find the flag unset here, and set it afterwards.
+        flag::register_conditional_shutdown(signal, AT_ONCE, Arc::clone(&stop))
+            .and_then(|_| flag::register(signal, Arc::clone(&stop)))
+            .context("can't handle signals")?;
+    }
+    Ok(stop)
+}
