@@ -14,7 +14,12 @@ pub fn layout() -> Layout {
     let mut layout = Layout::default();
     layout.push("bert.embeddings.word_embeddings.weight".into(), &[500, 97], ParamKind::Embedding, false);
     layout.push("bert.encoder.layer.0.attention.self.query.weight".into(), &[8, 3], ParamKind::Matrix, false);
-    layout.push_adjacent("bert.encoder.layer.0.attention.self.key.weight".into(), &[8, 3], ParamKind::Matrix, false);
+    layout.push_adjacent(
+        "bert.encoder.layer.0.attention.self.key.weight".into(),
+        &[8, 3],
+        ParamKind::Matrix,
+        false,
+    );
     layout.push("bert.encoder.layer.0.output.LayerNorm.weight".into(), &[5], ParamKind::Norm, false);
     layout.push("bert.encoder.layer.0.output.LayerNorm.bias".into(), &[5], ParamKind::Norm, false);
     layout.push("classifier.weight".into(), &[3, 5], ParamKind::Matrix, true);
@@ -36,7 +41,13 @@ pub fn state(layout: &Layout, step: u64) -> State {
         window: Window { loss_sum: 1.0 / 3.0, rows: 64, tokens: 999, steps: 2 },
         totals: Totals { rows: step * 32, tokens: step * 999, skipped_steps: 1, train_ms: 1234 },
         evaluations: vec![Evaluation { step: 1, metrics: BTreeMap::from([("accuracy".into(), 0.1 + 0.2)]) }],
-        fingerprints: Fingerprints { run: 1, data: 2, tokenizer: 3, labels: 4, layout: layout_fingerprint(layout) },
+        fingerprints: Fingerprints {
+            run: 1,
+            data: 2,
+            tokenizer: 3,
+            labels: 4,
+            layout: layout_fingerprint(layout),
+        },
     }
 }
 
@@ -48,5 +59,14 @@ pub fn contents<'a>(
     config: &'a Value,
     dtype: FileDtype,
 ) -> Contents<'a> {
-    Contents { state, layout, master: arena, moment1: arena, moment2: arena, config, dtype, tokenizer_files: &[] }
+    Contents {
+        state,
+        layout,
+        master: arena,
+        moment1: arena,
+        moment2: arena,
+        config,
+        dtype,
+        tokenizer_files: &[],
+    }
 }

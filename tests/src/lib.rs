@@ -36,6 +36,12 @@ fn build(profile: &Path) {
     let mut command = Command::new(cargo);
     // The whole workspace is selected so that features, and with them every dependency, stay as they were built.
     command.args(["build", "--quiet", "--workspace", "--bin", "muster", "--profile", name]);
+    // What cargo tells a test about its package would reach the build scripts of dependencies, and those that watch
+    // it would run again, now and in the next build: minutes each time.
+    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_package)) {
+        command.env_remove(name);
+    }
     let status = command.current_dir(workspace).env("CARGO_TARGET_DIR", target).status();
     let status = status.expect("cargo can be started");
     assert!(status.success(), "building muster failed with {status}");

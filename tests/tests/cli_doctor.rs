@@ -38,7 +38,7 @@ fn the_report_names_features_kernels_limits_and_what_is_slow() {
 
 #[test]
 fn case_62_threads_follow_a_real_taskset() {
-    let first = rustix_first_cpu();
+    let first = first_allowed_cpu();
     let mut command = Command::new("taskset");
     command.args(["-c", &first.to_string()]).arg(muster_bin()).args(["doctor", "--json"]);
     if command.output().is_err() {
@@ -55,7 +55,7 @@ fn case_62_threads_follow_a_real_taskset() {
 }
 
 /// A CPU that this process may run on.
-fn rustix_first_cpu() -> usize {
+fn first_allowed_cpu() -> usize {
     let set = rustix::thread::sched_getaffinity(None).unwrap();
     (0..rustix::thread::CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)).unwrap()
 }

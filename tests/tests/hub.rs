@@ -34,7 +34,8 @@ impl Hub {
         let models = models();
         let thread = std::thread::spawn(move || {
             for request in own.incoming_requests() {
-                let token = header(&request, "authorization").is_some_and(|value| value == format!("Bearer {TOKEN}"));
+                let token =
+                    header(&request, "authorization").is_some_and(|value| value == format!("Bearer {TOKEN}"));
                 requests.lock().unwrap().push((request.url().to_owned(), token));
                 answer(&models, request, token);
             }
@@ -61,10 +62,27 @@ impl Drop for Hub {
 fn models() -> Models {
     let big: Vec<u8> = (0..3_000_000_u32).map(|k| (k % 251) as u8).collect();
     let index = br#"{"weight_map":{"a":"s-1.safetensors","b":"s-2.safetensors"}}"#.to_vec();
-    let small = |names: &[&'static str]| names.iter().map(|&name| (name, name.as_bytes().to_vec())).collect::<Vec<_>>();
-    let both = [small(&["config.json", "spm.model", "tokenizer_config.json", "tf_model.h5", "onnx/model.onnx", "README.md", "pytorch_model.bin"]),
-        vec![("model.safetensors", big)]].concat();
-    let sharded = [small(&["config.json", "vocab.txt", "s-1.safetensors", "s-2.safetensors"]), vec![("model.safetensors.index.json", index)]].concat();
+    let small = |names: &[&'static str]| {
+        names.iter().map(|&name| (name, name.as_bytes().to_vec())).collect::<Vec<_>>()
+    };
+    let both = [
+        small(&[
+            "config.json",
+            "spm.model",
+            "tokenizer_config.json",
+            "tf_model.h5",
+            "onnx/model.onnx",
+            "README.md",
+            "pytorch_model.bin",
+        ]),
+        vec![("model.safetensors", big)],
+    ]
+    .concat();
+    let sharded = [
+        small(&["config.json", "vocab.txt", "s-1.safetensors", "s-2.safetensors"]),
+        vec![("model.safetensors.index.json", index)],
+    ]
+    .concat();
     Models::from([
         ("org/both", both),
         ("org/bin", small(&["config.json", "tokenizer.json", "pytorch_model.bin"])),
@@ -96,23 +114,35 @@ fn answer(models: &Models, request: Request, token: bool) {
         ["api", "models", "org", "stuck", ..] => std::thread::sleep(Duration::from_millis(1500)),
         ["api", "models", "org", "down", ..] => refuse(request, 503, "Busy"),
         ["api", "models", org, name, "revision", revision] => {
-            let Some(files) = models.get(format!("{org}/{name}").as_str()) else { return refuse(request, 401, "RepoNotFound") };
+            let Some(files) = models.get(format!("{org}/{name}").as_str()) else {
+                return refuse(request, 401, "RepoNotFound");
+            };
             if *revision != "main" {
                 return refuse(request, 404, "RevisionNotFound");
             }
-            let siblings: Vec<_> = files.iter().map(|(file, _)| serde_json::json!({ "rfilename": file })).collect();
-            request.respond(Response::from_string(serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string())).unwrap();
+            let siblings: Vec<_> =
+                files.iter().map(|(file, _)| serde_json::json!({ "rfilename": file })).collect();
+            request
+                .respond(Response::from_string(
+                    serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string(),
+                ))
+                .unwrap();
         }
         [_, "gated", "resolve", ..] if !token => refuse(request, 401, "GatedRepo"),
         [org, name, "resolve", _, file] | ["cdn", org, name, file] => {
-            let data = models.get(format!("{org}/{name}").as_str()).and_then(|files| files.iter().find(|(own, _)| own == file));
+            let data = models
+                .get(format!("{org}/{name}").as_str())
+                .and_then(|files| files.iter().find(|(own, _)| own == file));
             let Some((_, data)) = data else { return refuse(request, 404, "EntryNotFound") };
             let etag = format!("\"{name}-{file}\"");
             if file.ends_with(".safetensors") && parts[0] != "cdn" {
                 let host = header(&request, "host").unwrap();
-                let response = Response::from_string("").with_status_code(302)
+                let response = Response::from_string("")
+                    .with_status_code(302)
                     .with_header(with("Location", &format!("http://{host}/cdn/{org}/{name}/{file}")))
-                    .with_header(with("X-Repo-Commit", COMMIT)).with_header(with("X-Linked-Etag", &etag)).with_header(with("ETag", &etag));
+                    .with_header(with("X-Repo-Commit", COMMIT))
+                    .with_header(with("X-Linked-Etag", &etag))
+                    .with_header(with("ETag", &etag));
                 return request.respond(response).unwrap();
             }
             send_range(request, data, &etag);
@@ -126,9 +156,16 @@ fn send_range(request: Request, data: &[u8], etag: &str) {
     let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
     let start: usize = start.parse().unwrap();
     let end = end.parse().unwrap_or(data.len() - 1).min(data.len() - 1);
-    let response = Response::new(206.into(), vec![], Cursor::new(data[start..=end].to_vec()), Some(end + 1 - start), None)
-        .with_header(with("Content-Range", &format!("bytes {start}-{end}/{}", data.len())))
-        .with_header(with("X-Repo-Commit", COMMIT)).with_header(with("ETag", etag));
+    let response = Response::new(
+        206.into(),
+        vec![],
+        Cursor::new(data[start..=end].to_vec()),
+        Some(end + 1 - start),
+        None,
+    )
+    .with_header(with("Content-Range", &format!("bytes {start}-{end}/{}", data.len())))
+    .with_header(with("X-Repo-Commit", COMMIT))
+    .with_header(with("ETag", etag));
     request.respond(response).unwrap();
 }
 
@@ -147,7 +184,8 @@ fn resolve(name: &str, options: &HubOptions) -> Result<std::path::PathBuf, HubEr
 }
 
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -161,11 +199,19 @@ fn only_needed_files_are_fetched_and_the_second_time_needs_no_server() {
     let dir = resolve_model("org/both", None, &options, &mut |event| events.push(event)).unwrap();
     assert_eq!(names(&dir), ["config.json", "model.safetensors", "spm.model", "tokenizer_config.json"]);
     assert_eq!(fs::read(dir.join("model.safetensors")).unwrap(), models()["org/both"].last().unwrap().1);
-    let bytes = |events: &[HubEvent]| events.iter().map(|event| if let HubEvent::Bytes(bytes) = event { *bytes } else { 0 }).sum::<u64>();
+    let bytes = |events: &[HubEvent]| {
+        events.iter().map(|event| if let HubEvent::Bytes(bytes) = event { *bytes } else { 0 }).sum::<u64>()
+    };
     assert!(bytes(&events) >= 3_000_000 && events.last() == Some(&HubEvent::Done), "{events:?}");
     let sharded = resolve("org/sharded", &options).unwrap();
-    assert_eq!(names(&sharded), ["config.json", "model.safetensors.index.json", "s-1.safetensors", "s-2.safetensors", "vocab.txt"]);
-    assert_eq!(names(&resolve("org/bin", &options).unwrap()), ["config.json", "pytorch_model.bin", "tokenizer.json"]);
+    assert_eq!(
+        names(&sharded),
+        ["config.json", "model.safetensors.index.json", "s-1.safetensors", "s-2.safetensors", "vocab.txt"]
+    );
+    assert_eq!(
+        names(&resolve("org/bin", &options).unwrap()),
+        ["config.json", "pytorch_model.bin", "tokenizer.json"]
+    );
     drop(hub);
     assert_eq!(resolve("org/both", &options).unwrap(), dir);
     assert_eq!(resolve_model("org/both", Some(COMMIT), &options, &mut |_| {}).unwrap(), dir);
@@ -195,7 +241,10 @@ fn a_half_fetched_model_is_completed() {
     let before = hub.requests().len();
     resolve("org/both", &options).unwrap();
     assert_eq!(fs::read(&link).unwrap(), models()["org/both"].last().unwrap().1);
-    assert!(hub.requests()[before..].iter().all(|path| !path.ends_with("spm.model")), "only what is missing is fetched");
+    assert!(
+        hub.requests()[before..].iter().all(|path| !path.ends_with("spm.model")),
+        "only what is missing is fetched"
+    );
 }
 
 #[test]
@@ -223,7 +272,10 @@ fn each_refusal_says_what_to_do() {
     let hub = Hub::start();
     let options = options(&hub.endpoint(), cache.path());
     let error = resolve("org/none", &options).unwrap_err();
-    assert!(matches!(error, HubError::NotFound { .. }) && error.to_string().contains("as the hub says"), "{error}");
+    assert!(
+        matches!(error, HubError::NotFound { .. }) && error.to_string().contains("as the hub says"),
+        "{error}"
+    );
     let error = resolve_model("org/bin", Some("v9"), &options, &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("revision `v9`"), "{error}");
     let error = resolve("org/tf", &options).unwrap_err();
@@ -243,7 +295,19 @@ fn folders_are_taken_as_they_are_and_nonsense_is_refused_without_asking_the_hub(
     let file = dir.path().join("f");
     fs::write(&file, "").unwrap();
     assert!(matches!(resolve(&file.display().to_string(), &options).unwrap_err(), HubError::IsFile { .. }));
-    for name in ["/no/such/folder", "./models/bert", "../x", "a/b/c", "~/model", "", "org/", "org/na me", "org/..", "a--b/c", "org/x\n"] {
+    for name in [
+        "/no/such/folder",
+        "./models/bert",
+        "../x",
+        "a/b/c",
+        "~/model",
+        "",
+        "org/",
+        "org/na me",
+        "org/..",
+        "a--b/c",
+        "org/x\n",
+    ] {
         assert!(matches!(resolve(name, &options).unwrap_err(), HubError::NotAModel { .. }), "{name:?}");
     }
     for revision in ["../../x", "", "a b", "/abs", "refs/../x"] {
@@ -259,14 +323,24 @@ fn options_follow_the_variables_of_the_python_tools() {
     fs::write(home.path().join("token"), "hf_file\n").unwrap();
     let path = home.path().display().to_string();
     let from = |list: &[(&str, &str)]| {
-        let map: HashMap<String, String> = list.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let map: HashMap<String, String> =
+            list.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         HubOptions::from_env(move |name| map.get(name).cloned())
     };
     let options = from(&[("HF_HOME", &path)]).unwrap();
     assert_eq!((options.token.as_deref(), options.cache_dir), (Some("hf_file"), home.path().join("hub")));
     assert_eq!((options.endpoint.as_str(), options.offline), ("https://huggingface.co", false));
-    let options = from(&[("HOME", "/h"), ("HF_TOKEN", " hf_env "), ("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://m/")]).unwrap();
-    assert_eq!((options.token.as_deref(), options.offline, options.endpoint.as_str()), (Some("hf_env"), true, "http://m"));
+    let options = from(&[
+        ("HOME", "/h"),
+        ("HF_TOKEN", " hf_env "),
+        ("HF_HUB_OFFLINE", "1"),
+        ("HF_ENDPOINT", "http://m/"),
+    ])
+    .unwrap();
+    assert_eq!(
+        (options.token.as_deref(), options.offline, options.endpoint.as_str()),
+        (Some("hf_env"), true, "http://m")
+    );
     assert_eq!(options.cache_dir, Path::new("/h/.cache/huggingface/hub"));
     assert_eq!(from(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", &path)]).unwrap().cache_dir, Path::new("/c"));
     assert!(matches!(from(&[]), Err(HubError::NoCacheDir)));

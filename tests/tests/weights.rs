@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use muster_trainer::params::{Layout, ParamKind};
 use muster_trainer::weights::{
-    FileDtype, HeadRule, LoadReport, LoadRules, SafetensorsWriter, StoredDtype, TensorOut, WeightFiles, WeightsError,
-    load_into,
+    FileDtype, HeadRule, LoadReport, LoadRules, SafetensorsWriter, StoredDtype, TensorOut, WeightFiles,
+    WeightsError, load_into,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
@@ -38,7 +38,8 @@ fn write_safetensors(path: &Path, tensors: &[(&str, &[usize], Vec<f32>)]) {
 
 fn layout(prefix: &str) -> Layout {
     let mut layout = Layout::default();
-    let mut push = |name: &str, shape: &[usize], kind| layout.push(format!("{prefix}{name}"), shape, kind, false);
+    let mut push =
+        |name: &str, shape: &[usize], kind| layout.push(format!("{prefix}{name}"), shape, kind, false);
     push("embeddings.word_embeddings.weight", &[6, 2], ParamKind::Embedding);
     push("embeddings.LayerNorm.weight", &[2], ParamKind::Norm);
     push("embeddings.LayerNorm.bias", &[2], ParamKind::Norm);
@@ -57,7 +58,11 @@ fn encoder(prefix: &str, norm: [&str; 2]) -> Vec<(String, Vec<usize>, Vec<f32>)>
     ]
 }
 
-fn load(tensors: &[(String, Vec<usize>, Vec<f32>)], layout: &Layout, head: HeadRule) -> Result<(LoadReport, Vec<f32>), WeightsError> {
+fn load(
+    tensors: &[(String, Vec<usize>, Vec<f32>)],
+    layout: &Layout,
+    head: HeadRule,
+) -> Result<(LoadReport, Vec<f32>), WeightsError> {
     let dir = TempDir::new().unwrap();
     let list: Vec<_> = tensors.iter().map(|(n, s, d)| (n.as_str(), s.as_slice(), d.clone())).collect();
     write_safetensors(&dir.path().join("model.safetensors"), &list);
@@ -77,13 +82,19 @@ fn every_view_that_torch_saves_reads_as_torch_shows_it() {
     assert_eq!(read(&files, "transposed"), transposed);
     assert_eq!(read(&files, "tail"), ramp(24)[12..]);
     assert_eq!(read(&files, "column"), [1, 5, 9, 13, 17, 21].map(|k| k as f32 / 8.0));
-    assert_eq!(read(&files, "expanded"), [0.0, 0.0, 0.0, 0.0, 0.125, 0.125, 0.125, 0.125, 0.25, 0.25, 0.25, 0.25]);
+    assert_eq!(
+        read(&files, "expanded"),
+        [0.0, 0.0, 0.0, 0.0, 0.125, 0.125, 0.125, 0.125, 0.25, 0.25, 0.25, 0.25]
+    );
     assert_eq!(read(&files, "parameter"), [0.0, 0.125]);
     assert_eq!(read(&files, "scalar"), [0.5]);
     assert_eq!(read(&files, "empty"), [0.0; 0]);
     assert_eq!(files.info("i64").unwrap().dtype, StoredDtype::Other("i64", 8));
     assert!(matches!(files.read_f32("i64", &mut [0.0; 5]), Err(WeightsError::Dtype { .. })));
-    assert!(matches!(files.read_f32("f32", &mut [0.0; 5]), Err(WeightsError::Length { stored: 12, wanted: 5, .. })));
+    assert!(matches!(
+        files.read_f32("f32", &mut [0.0; 5]),
+        Err(WeightsError::Length { stored: 12, wanted: 5, .. })
+    ));
     assert!(matches!(files.read_f32("none", &mut []), Err(WeightsError::UnknownTensor { .. })));
 }
 
@@ -92,7 +103,8 @@ fn a_module_state_dict_with_its_metadata_reads() {
     let files = WeightFiles::open_file(&fixture("torch_module.bin")).unwrap();
     let mut names: Vec<_> = files.tensors().map(|info| (info.name.clone(), info.dtype)).collect();
     names.sort();
-    let expected = ["0.bias", "0.weight", "1.bias", "1.weight"].map(|name| (name.to_owned(), StoredDtype::F16));
+    let expected =
+        ["0.bias", "0.weight", "1.bias", "1.weight"].map(|name| (name.to_owned(), StoredDtype::F16));
     assert_eq!(names, expected);
     assert_eq!(read(&files, "1.weight"), [1.0, 1.0]);
 }
@@ -130,7 +142,9 @@ fn shards_read_as_one_and_every_inconsistency_is_named() {
         fs::write(&index, text).unwrap();
         WeightFiles::open(dir.path())
     };
-    let files = with(r#"{"metadata":{"total_size":28},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}}"#).unwrap();
+    let files =
+        with(r#"{"metadata":{"total_size":28},"weight_map":{"x":"a.safetensors","y":"b.safetensors"}}"#)
+            .unwrap();
     assert_eq!((read(&files, "x"), read(&files, "y")), (ramp(3), ramp(4)));
     for (text, reason) in [
         (r#"{"weight_map":{"x":"gone.safetensors"}}"#, "`gone.safetensors` is missing"),
@@ -179,11 +193,13 @@ fn damaged_safetensors_headers_are_errors() {
     let whole = fs::read(&path).unwrap();
     let mut huge = whole.clone();
     huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
-    let overflow = br#"{"x":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,400]}}"#;
+    let overflow =
+        br#"{"x":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,400]}}"#;
     let mut shaped = (overflow.len() as u64).to_le_bytes().to_vec();
     shaped.extend(overflow);
     shaped.extend([0; 400]);
-    for bytes in [&whole[..4], &whole[..whole.len() - 1], &huge, &shaped, b"", b"{\"not\": \"safetensors\"}"] {
+    for bytes in [&whole[..4], &whole[..whole.len() - 1], &huge, &shaped, b"", b"{\"not\": \"safetensors\"}"]
+    {
         fs::write(&path, bytes).unwrap();
         let error = WeightFiles::open_file(&path).unwrap_err();
         assert!(matches!(error, WeightsError::Header { .. }), "{error}");
@@ -203,7 +219,11 @@ fn prefixes_and_old_norm_names_find_their_parameters() {
                 for param in &layout.params()[..4] {
                     assert_eq!(master[param.range.clone()], ramp(param.range.len()), "{}", param.name);
                 }
-                assert_eq!(master[layout.params()[4].range.clone()], [-1.0; 6], "a new head keeps its values");
+                assert_eq!(
+                    master[layout.params()[4].range.clone()],
+                    [-1.0; 6],
+                    "a new head keeps its values"
+                );
             }
         }
     }
@@ -216,10 +236,18 @@ fn an_incomplete_encoder_is_an_error_that_lists_names() {
     let mut tensors = encoder("deberta.", ["weight", "bias"]);
     let dropped = tensors.pop().unwrap();
     let error = load(&tensors, &layout, HeadRule::MayBeNew).unwrap_err();
-    assert!(error.to_string().contains(&dropped.0) && error.to_string().contains("lacks 1 of the 5"), "{error}");
-    let error = load(&encoder("model.deberta.", ["weight", "bias"]), &layout, HeadRule::MayBeNew).unwrap_err();
+    assert!(
+        error.to_string().contains(&dropped.0) && error.to_string().contains("lacks 1 of the 5"),
+        "{error}"
+    );
+    let error =
+        load(&encoder("model.deberta.", ["weight", "bias"]), &layout, HeadRule::MayBeNew).unwrap_err();
     assert!(error.to_string().contains("lacks 4 of the 5"), "{error}");
-    assert!(error.hint().unwrap().contains("`model.deberta.embeddings.LayerNorm.bias`"), "{:?}", error.hint());
+    assert!(
+        error.hint().unwrap().contains("`model.deberta.embeddings.LayerNorm.bias`"),
+        "{:?}",
+        error.hint()
+    );
     let mut many = Layout::default();
     for index in 0..25 {
         many.push(format!("deberta.encoder.layer.{index}.w"), &[1], ParamKind::Matrix, false);
@@ -233,16 +261,30 @@ fn extra_tensors_are_ignored_when_known_and_shown_when_not() {
     let layout = layout("deberta.");
     let mut tensors = encoder("deberta.", ["weight", "bias"]);
     for name in [
-        "lm_predictions.lm_head.bias", "mask_predictions.dense.weight", "cls.predictions.bias", "lm_head.bias",
-        "deberta.embeddings.position_ids", "deberta.embeddings.position_embeddings.weight",
-        "deberta.embeddings.word_embeddings._weight", "deberta.pooler.dense.weight", "deberta.encoder.layer.1.w",
+        "lm_predictions.lm_head.bias",
+        "mask_predictions.dense.weight",
+        "cls.predictions.bias",
+        "lm_head.bias",
+        "deberta.embeddings.position_ids",
+        "deberta.embeddings.position_embeddings.weight",
+        "deberta.embeddings.word_embeddings._weight",
+        "deberta.pooler.dense.weight",
+        "deberta.encoder.layer.1.w",
     ] {
         tensors.push((name.to_owned(), vec![1], vec![0.0]));
     }
     let (report, _) = load(&tensors, &layout, HeadRule::MayBeNew).unwrap();
-    assert_eq!((report.ignored.len(), report.unexpected.as_slice()), (8, ["deberta.encoder.layer.1.w".to_owned()].as_slice()));
+    assert_eq!(
+        (report.ignored.len(), report.unexpected.as_slice()),
+        (8, ["deberta.encoder.layer.1.w".to_owned()].as_slice())
+    );
     let text = report.to_string();
-    for part in ["loaded 4 tensors", "new, from the seed: classifier.weight", "not needed, as usual: 8", "unexpected, unused: deberta.encoder.layer.1.w"] {
+    for part in [
+        "loaded 4 tensors",
+        "new, from the seed: classifier.weight",
+        "not needed, as usual: 8",
+        "unexpected, unused: deberta.encoder.layer.1.w",
+    ] {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -293,7 +335,9 @@ fn written_files_are_read_by_the_safetensors_crate() {
             let expected: Vec<u8> = match dtype {
                 FileDtype::F32 => bytemuck::cast_slice(tensor.data).to_vec(),
                 // The scalar conversion rounds to nearest even.
-                FileDtype::Bf16 => tensor.data.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+                FileDtype::Bf16 => {
+                    tensor.data.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()
+                }
             };
             assert!(view.data() == expected, "{} {dtype:?}", tensor.name);
         }

@@ -107,7 +107,8 @@ pub fn export_model(dir: &Path, model: &ModelExport) -> Result<(), ExportError> 
 /// Refuses to replace a folder with anything in it that this export wouldn't write.
 fn refuse_occupied(dir: &Path, model: &ModelExport) -> Result<(), ExportError> {
     let ours = |name: &str| {
-        let tokenizer = model.tokenizer_files.iter().any(|path| path.file_name().is_some_and(|own| own == name));
+        let tokenizer =
+            model.tokenizer_files.iter().any(|path| path.file_name().is_some_and(|own| own == name));
         name == CONFIG || name == WEIGHTS || tokenizer
     };
     let entries = match fs::read_dir(dir) {
@@ -117,7 +118,8 @@ fn refuse_occupied(dir: &Path, model: &ModelExport) -> Result<(), ExportError> {
             source: CheckpointError::io("list", dir)(error),
         })?,
     };
-    let mut names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names =
+        entries.filter_map(Result::ok).map(|entry| entry.file_name().to_string_lossy().into_owned());
     match names.find(|name| !ours(name)) {
         Some(found) => Err(ExportError::Occupied { dir: dir.to_owned(), found }),
         None => Ok(()),
@@ -147,7 +149,8 @@ pub fn finish_config(source: &Value, fields: &ConfigFields) -> Value {
     }
     let id2label: Map<_, _> =
         fields.labels.iter().enumerate().map(|(id, name)| (id.to_string(), json!(name))).collect();
-    let label2id: Map<_, _> = fields.labels.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
+    let label2id: Map<_, _> =
+        fields.labels.iter().enumerate().map(|(id, name)| (name.clone(), json!(id))).collect();
     config.insert("architectures".into(), json!([fields.architecture]));
     config.insert("id2label".into(), Value::Object(id2label));
     config.insert("label2id".into(), Value::Object(label2id));

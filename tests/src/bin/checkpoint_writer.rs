@@ -11,7 +11,9 @@ use muster_trainer::checkpoint::{Store, latest_valid};
 use muster_trainer::weights::FileDtype;
 
 fn main() -> anyhow::Result<()> {
-    let dir = PathBuf::from(std::env::args().nth(1).ok_or_else(|| anyhow::anyhow!("usage: checkpoint_writer DIR"))?);
+    let dir = PathBuf::from(
+        std::env::args().nth(1).ok_or_else(|| anyhow::anyhow!("usage: checkpoint_writer DIR"))?,
+    );
     let store = Store::open(&dir, 2)?;
     let layout = layout();
     let config = serde_json::json!({ "model_type": "bert" });

@@ -91,7 +91,8 @@ pub(crate) fn install_dir(temp: &Path, target: &Path) -> Result<(), CheckpointEr
 pub fn check_space(dir: &Path, needed: u64) -> Result<(), CheckpointError> {
     let existing = dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("."));
     let existing = if existing.as_os_str().is_empty() { Path::new(".") } else { existing };
-    let stat = statvfs(existing).map_err(|errno| CheckpointError::io("ask for free space in", existing)(errno.into()))?;
+    let stat = statvfs(existing)
+        .map_err(|errno| CheckpointError::io("ask for free space in", existing)(errno.into()))?;
     // Some network and overlay file systems report no sizes at all.
     if stat.f_blocks == 0 {
         return Ok(());

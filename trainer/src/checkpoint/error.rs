@@ -110,14 +110,18 @@ impl CheckpointError {
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::InUse { .. } => "wait for it or choose another `output_dir`".into(),
-            Self::NoSpace { .. } => "free space, lower `checkpoint.keep_last` or choose another `output_dir`".into(),
+            Self::NoSpace { .. } => {
+                "free space, lower `checkpoint.keep_last` or choose another `output_dir`".into()
+            }
             Self::NoneValid { .. } => {
                 "restore one of them from a copy, or move them away to start from scratch".into()
             }
             Self::Damaged { .. } => "resume from an older checkpoint".into(),
             Self::Format { .. } => "continue with the Muster version that wrote it".into(),
             Self::Changed { what, .. } => {
-                format!("continue with the {what} of the first start, or start a new run in another `output_dir`")
+                format!(
+                    "continue with the {what} of the first start, or start a new run in another `output_dir`"
+                )
             }
             _ => return None,
         })

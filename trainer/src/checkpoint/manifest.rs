@@ -60,13 +60,16 @@ impl Manifest {
             return Err(damaged(format!("{MANIFEST} has {size} bytes")));
         }
         let text = fs::read(&path).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
-        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
+        let manifest: Self =
+            serde_json::from_slice(&text).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
         if manifest.format != MANIFEST_FORMAT {
             let found = u64::from(manifest.format);
             return Err(CheckpointError::Format { path, found, expected: MANIFEST_FORMAT });
         }
         for record in &manifest.files {
-            record.check(checkpoint, depth).map_err(|reason| damaged(format!("{}: {reason}", record.name)))?;
+            record
+                .check(checkpoint, depth)
+                .map_err(|reason| damaged(format!("{}: {reason}", record.name)))?;
         }
         Ok(manifest)
     }

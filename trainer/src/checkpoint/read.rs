@@ -132,7 +132,8 @@ pub fn load(checkpoint: &Path, layout: &Layout, arenas: ArenasMut) -> Result<Sta
     let weights_error = |source| CheckpointError::Weights { path: checkpoint.to_owned(), source };
     let trainer_state = WeightFiles::open_file(&path).map_err(weights_error)?;
     let read = |member: &str, out: &mut [f32]| {
-        let wrong = |source| CheckpointError::Member { path: path.clone(), member: member.to_owned(), source };
+        let wrong =
+            |source| CheckpointError::Member { path: path.clone(), member: member.to_owned(), source };
         trainer_state.read_f32(member, out).map_err(wrong)
     };
     read(MOMENT_1, arenas.moment1)?;
@@ -140,7 +141,8 @@ pub fn load(checkpoint: &Path, layout: &Layout, arenas: ArenasMut) -> Result<Sta
     let model = WeightFiles::open_file(&checkpoint.join(WEIGHTS)).map_err(weights_error)?;
     if model.tensors().all(|tensor| tensor.dtype == crate::weights::StoredDtype::F32) {
         arenas.master.fill(0.0);
-        load_into(&model, layout, &LoadRules::new(HeadRule::Required), arenas.master).map_err(weights_error)?;
+        load_into(&model, layout, &LoadRules::new(HeadRule::Required), arenas.master)
+            .map_err(weights_error)?;
     } else {
         read(MASTER, arenas.master)?;
     }

@@ -88,7 +88,9 @@ impl Store {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(CheckpointError::InUse { dir: dir.to_owned() }),
             // Some network file systems have no locks; the run must not depend on them.
-            Err(TryLockError::Error(error)) => tracing::warn!(path = %lock_path.display(), %error, "can't lock"),
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!(path = %lock_path.display(), %error, "can't lock")
+            }
         }
         let store = Self { dir: dir.to_owned(), keep_last: keep_last.max(1), _lock: lock };
         store.remove_leftovers()?;
@@ -112,7 +114,8 @@ impl Store {
         let temp = self.dir.join(format!("{TEMP_PREFIX}{}", checkpoint_name(step)));
         check_space(&self.dir, contents.bytes_needed())?;
         remove_dir(&temp)?;
-        let written = write_all(&temp, contents).and_then(|bytes| install_dir(&temp, &target).map(|()| bytes));
+        let written =
+            write_all(&temp, contents).and_then(|bytes| install_dir(&temp, &target).map(|()| bytes));
         let bytes = match written {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -141,7 +144,8 @@ impl Store {
             } else if best != Some(entry.step) {
                 let trash = self.dir.join(format!("{TRASH_PREFIX}{}", checkpoint_name(entry.step)));
                 remove_dir(&trash)?;
-                fs::rename(&entry.path, &trash).map_err(CheckpointError::io("remove", entry.path.as_path()))?;
+                fs::rename(&entry.path, &trash)
+                    .map_err(CheckpointError::io("remove", entry.path.as_path()))?;
                 remove_dir(&trash)?;
                 pruned.push(entry.step);
             }
@@ -154,7 +158,8 @@ impl Store {
         for entry in entries {
             let entry = entry.map_err(CheckpointError::io("list", self.dir.as_path()))?;
             let name = entry.file_name();
-            let is_leftover = |prefix: &str| name.to_string_lossy().starts_with(&format!("{prefix}checkpoint-"));
+            let is_leftover =
+                |prefix: &str| name.to_string_lossy().starts_with(&format!("{prefix}checkpoint-"));
             if is_leftover(TEMP_PREFIX) || is_leftover(TRASH_PREFIX) {
                 tracing::info!(path = %entry.path().display(), "removing what an interrupted run left behind");
                 remove_dir(&entry.path())?;
@@ -167,7 +172,8 @@ impl Store {
 impl<'a> Contents<'a> {
     /// Bytes that writing this checkpoint takes on disk.
     pub fn bytes_needed(&self) -> u64 {
-        let copies = self.tokenizer_files.iter().filter_map(|path| fs::metadata(path).ok()).map(|meta| meta.len());
+        let copies =
+            self.tokenizer_files.iter().filter_map(|path| fs::metadata(path).ok()).map(|meta| meta.len());
         let arena = [self.layout.arena_len()];
         self.model().len_bytes() + self.trainer_state(&arena).len_bytes() + copies.sum::<u64>() + SLACK_BYTES
     }
@@ -224,7 +230,9 @@ fn write_all(temp: &Path, contents: &Contents) -> Result<u64, CheckpointError> {
 
 fn remove_dir(path: &Path) -> Result<(), CheckpointError> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(CheckpointError::io("remove", path)(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(CheckpointError::io("remove", path)(error))
+        }
         _ => Ok(()),
     }
 }

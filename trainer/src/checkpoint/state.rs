@@ -160,7 +160,9 @@ impl State {
         let members = |source| CheckpointError::Members { path: path.to_owned(), source };
         let value: Value = serde_json::from_slice(text).map_err(members)?;
         // The version first: another version may well have other members.
-        if let Some(found) = value.get("format").and_then(Value::as_u64).filter(|&found| found != u64::from(STATE_FORMAT)) {
+        if let Some(found) =
+            value.get("format").and_then(Value::as_u64).filter(|&found| found != u64::from(STATE_FORMAT))
+        {
             return Err(CheckpointError::Format { path: path.to_owned(), found, expected: STATE_FORMAT });
         }
         serde_json::from_value(value).map_err(members)

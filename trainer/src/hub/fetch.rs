@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::api::{Progress, RepoInfo};
@@ -20,8 +20,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRIES: usize = 3;
 /// Progress events under way; bytes are merged, so few are needed.
 const EVENT_QUEUE: usize = 64;
-/// Bytes reported at a time.
+/// Bytes are reported when there are this many, or when the last report is this old: a slow download must not
+/// look like a stalled one.
 const REPORT_BYTES: u64 = 1 << 20;
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// Most files in a model's list.
 const MAX_FILES: usize = 10_000;
 
@@ -97,10 +99,15 @@ impl Worker {
     /// Tries without the token first: a public model, and the storage servers it redirects to, never see it.
     fn run(&self) -> Result<PathBuf, HubError> {
         let refused = |error: &HubError| {
-            matches!(error, HubError::Denied { .. } | HubError::NotFound { .. } | HubError::Status { status: 429, .. })
+            matches!(
+                error,
+                HubError::Denied { .. } | HubError::NotFound { .. } | HubError::Status { status: 429, .. }
+            )
         };
         match self.run_with(None) {
-            Err(error) if refused(&error) && self.options.token.is_some() => self.run_with(self.options.token.clone()),
+            Err(error) if refused(&error) && self.options.token.is_some() => {
+                self.run_with(self.options.token.clone())
+            }
             other => other,
         }
     }
@@ -123,12 +130,16 @@ impl Worker {
         }
         let weights_path = get(&weights)?;
         if weights.ends_with(".index.json") {
-            let shards = files::shards(&weights_path).ok_or_else(|| self.cache_error("the shard index is damaged"))?;
+            let shards =
+                files::shards(&weights_path).ok_or_else(|| self.cache_error("the shard index is damaged"))?;
             for shard in &shards {
                 get(shard)?;
             }
         }
-        weights_path.parent().map(PathBuf::from).ok_or_else(|| self.cache_error("a cached file has no folder"))
+        weights_path
+            .parent()
+            .map(PathBuf::from)
+            .ok_or_else(|| self.cache_error("a cached file has no folder"))
     }
 
     fn api(&self, token: Option<String>) -> Result<Api, ApiError> {
@@ -146,19 +157,27 @@ impl Worker {
 
     /// Names of all files of the model.
     fn list(&self, repo: &ApiRepo, had_token: bool) -> Result<BTreeSet<String>, HubError> {
-        let request = repo.info_request().config().timeout_global(Some(REQUEST_TIMEOUT)).http_status_as_error(false);
+        let request =
+            repo.info_request().config().timeout_global(Some(REQUEST_TIMEOUT)).http_status_as_error(false);
         let mut answer = request.build().call().map_err(|error| self.network(error))?;
         let status = answer.status().as_u16();
         if status != 200 {
-            let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+            let header = |name: &str| {
+                answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
+            };
             // Without a token the hub answers 401 for models that don't exist, and says so in a header.
-            let unknown = header("x-error-code").is_some_and(|code| matches!(code.as_str(), "RepoNotFound" | "RevisionNotFound"));
+            let unknown = header("x-error-code")
+                .is_some_and(|code| matches!(code.as_str(), "RepoNotFound" | "RevisionNotFound"));
             let status = if unknown { 404 } else { status };
             return Err(self.status_error(status, had_token, header("x-error-message")));
         }
         let info: RepoInfo = answer.body_mut().read_json().map_err(|error| self.network(error))?;
         if info.siblings.len() > MAX_FILES || !is_revision(&info.sha) {
-            return Err(self.status_error(status, had_token, Some("the list of files makes no sense".into())));
+            return Err(self.status_error(
+                status,
+                had_token,
+                Some("the list of files makes no sense".into()),
+            ));
         }
         Ok(info.siblings.into_iter().map(|file| file.rfilename).collect())
     }
@@ -167,7 +186,7 @@ impl Worker {
         let cache = Cache::new(self.options.cache_dir.clone());
         match cache.repo(self.repo()).get(file) {
             Some(path) => Ok(path),
-            None => repo.download_with_progress(file, Reporter { sender: self.sender.clone(), pending: 0 }),
+            None => repo.download_with_progress(file, Reporter::new(self.sender.clone())),
         }
     }
 
@@ -199,7 +218,11 @@ impl Worker {
     }
 
     fn cache_error(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> HubError {
-        HubError::Cache { name: self.name.clone(), cache: self.options.cache_dir.clone(), source: source.into() }
+        HubError::Cache {
+            name: self.name.clone(),
+            cache: self.options.cache_dir.clone(),
+            source: source.into(),
+        }
     }
 }
 
@@ -207,9 +230,14 @@ impl Worker {
 struct Reporter {
     sender: SyncSender<Message>,
     pending: u64,
+    reported: Instant,
 }
 
 impl Reporter {
+    fn new(sender: SyncSender<Message>) -> Self {
+        Self { sender, pending: 0, reported: Instant::now() }
+    }
+
     fn send(&self, event: HubEvent) {
         // The receiver is gone only if it gave up on a stall.
         let _ = self.sender.send(Message::Event(event));
@@ -223,7 +251,8 @@ impl Progress for Reporter {
 
     fn update(&mut self, size: usize) {
         self.pending += size as u64;
-        if self.pending >= REPORT_BYTES {
+        if self.pending >= REPORT_BYTES || self.reported.elapsed() >= REPORT_INTERVAL {
+            self.reported = Instant::now();
             let bytes = std::mem::take(&mut self.pending);
             self.send(HubEvent::Bytes(bytes));
         }

@@ -34,7 +34,11 @@ pub(super) struct Lacking {
 /// Picks the files to fetch from the list of all files of a model.
 pub(super) fn choose(available: &BTreeSet<String>) -> Result<Wanted, Lacking> {
     let has = |name: &&str| available.contains(*name);
-    let lacking = |what, looked_for: &[&'static str], foreign| Lacking { what, looked_for: looked_for.to_vec(), foreign };
+    let lacking = |what, looked_for: &[&'static str], foreign| Lacking {
+        what,
+        looked_for: looked_for.to_vec(),
+        foreign,
+    };
     if !has(&CONFIG) {
         return Err(lacking("config.json", &[CONFIG], Vec::new()));
     }

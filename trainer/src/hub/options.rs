@@ -52,7 +52,8 @@ impl HubOptions {
             .or_else(|| Some(PathBuf::from(var("XDG_CACHE_HOME")?).join("huggingface")))
             .or_else(|| Some(PathBuf::from(var("HOME")?).join(".cache/huggingface")));
         let cache_dir = var("HF_HUB_CACHE").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("hub")));
-        let token_file = var("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("token")));
+        let token_file =
+            var("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("token")));
         let token = match (var("HF_TOKEN"), token_file) {
             (Some(token), _) => Some(token.trim().to_owned()),
             (None, Some(path)) => read_token(&path)?,

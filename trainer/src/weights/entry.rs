@@ -104,9 +104,7 @@ pub(super) struct OpenFile {
 impl OpenFile {
     /// Opens a weight file and refuses Git LFS pointers.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let io = |action| {
-            move |source| WeightsError::Io { action, path: path.to_owned(), source }
-        };
+        let io = |action| move |source| WeightsError::Io { action, path: path.to_owned(), source };
         let file = File::open(path).map_err(io("open"))?;
         let len = file.metadata().map_err(io("open"))?.len();
         let opened = Self { path: path.to_owned(), file, len };

@@ -151,18 +151,23 @@ impl WeightsError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::NotFound { foreign, .. } if !foreign.is_empty() => {
-                "save the model as safetensors first: AutoModel.from_pretrained(...).save_pretrained(DIR)".into()
+                "save the model as safetensors first: AutoModel.from_pretrained(...).save_pretrained(DIR)"
+                    .into()
             }
-            Self::NotFound { .. } => "`model.path` must name a folder with config.json and weights, or a hub model; \
+            Self::NotFound { .. } => {
+                "`model.path` must name a folder with config.json and weights, or a hub model; \
                  use `init = \"random\"` to train from scratch"
-                .into(),
+                    .into()
+            }
             Self::LfsPointer { .. } => "run `git lfs pull` in that folder".into(),
             Self::NotZip { .. } | Self::Pickle { .. } => {
                 "load and save the model once with transformers to get model.safetensors".into()
             }
             Self::Missing { present, .. } if !present.is_empty() => {
-                format!("the file holds other names, such as {}; does config.json belong to these weights?",
-                    present.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", "))
+                format!(
+                    "the file holds other names, such as {}; does config.json belong to these weights?",
+                    present.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+                )
             }
             Self::Missing { .. } => "does config.json belong to these weights?".into(),
             Self::Shape { name, stored, wanted, .. } if name.contains("word_embeddings") => format!(
@@ -172,7 +177,9 @@ impl WeightsError {
                 wanted.first().copied().unwrap_or(0)
             ),
             Self::Shape { .. } => "config.json and the weights are of different models".into(),
-            Self::Container { .. } | Self::Header { .. } => "the download may be incomplete; fetch the file again".into(),
+            Self::Container { .. } | Self::Header { .. } => {
+                "the download may be incomplete; fetch the file again".into()
+            }
             _ => return None,
         };
         Some(hint)

@@ -10,8 +10,12 @@ use super::error::WeightsError;
 use super::{safetensors_read, torch_read};
 
 /// File names looked for, best first.
-pub const LOOKED_FOR: [&str; 4] =
-    ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
+pub const LOOKED_FOR: [&str; 4] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
 /// Weight files of other frameworks, mentioned when nothing else is there.
 const FOREIGN: [&str; 4] = ["tf_model.h5", "rust_model.ot", "flax_model.msgpack", "model.onnx"];
 /// Most shards of a model.
@@ -35,8 +39,13 @@ impl WeightFiles {
     /// No weights in the folder, or damaged, hostile or unsupported files.
     pub fn open(dir: &Path) -> Result<Self, WeightsError> {
         let Some(name) = LOOKED_FOR.into_iter().find(|name| dir.join(name).exists()) else {
-            let foreign = FOREIGN.into_iter().filter(|name| dir.join(name).exists()).map(str::to_owned).collect();
-            return Err(WeightsError::NotFound { dir: dir.to_owned(), looked_for: LOOKED_FOR.to_vec(), foreign });
+            let foreign =
+                FOREIGN.into_iter().filter(|name| dir.join(name).exists()).map(str::to_owned).collect();
+            return Err(WeightsError::NotFound {
+                dir: dir.to_owned(),
+                looked_for: LOOKED_FOR.to_vec(),
+                foreign,
+            });
         };
         let path = dir.join(name);
         if name.ends_with(".index.json") { Self::open_shards(dir, &path) } else { Self::open_file(&path) }
@@ -59,7 +68,10 @@ impl WeightFiles {
             shards.entry(shard).or_default().push(tensor);
         }
         if shards.len() > MAX_SHARDS {
-            return Err(wrong(format!("it names {} shards, more than the limit of {MAX_SHARDS}", shards.len())));
+            return Err(wrong(format!(
+                "it names {} shards, more than the limit of {MAX_SHARDS}",
+                shards.len()
+            )));
         }
         let (mut files, mut entries) = (Vec::new(), Vec::new());
         for (shard, tensors) in shards {
@@ -83,7 +95,8 @@ impl WeightFiles {
     }
 
     fn new(origin: String, files: Vec<OpenFile>, entries: Vec<Entry>) -> Self {
-        let by_name = entries.iter().enumerate().map(|(index, entry)| (entry.info.name.clone(), index)).collect();
+        let by_name =
+            entries.iter().enumerate().map(|(index, entry)| (entry.info.name.clone(), index)).collect();
         Self { origin, files, entries, by_name }
     }
 
@@ -104,14 +117,18 @@ impl WeightFiles {
     /// Unknown name, another element count, an element type that is no float, or a failed read.
     pub fn read_f32(&self, name: &str, out: &mut [f32]) -> Result<(), WeightsError> {
         let entry = self.by_name.get(name).map(|&index| &self.entries[index]);
-        let entry = entry
-            .ok_or_else(|| WeightsError::UnknownTensor { name: name.to_owned(), origin: self.origin.clone() })?;
+        let entry = entry.ok_or_else(|| WeightsError::UnknownTensor {
+            name: name.to_owned(),
+            origin: self.origin.clone(),
+        })?;
         entry.read_f32(&self.files[entry.file], out)
     }
 
     /// Position of a tensor in the files, to read many in the order they are stored.
     pub(super) fn position(&self, name: &str) -> (usize, u64) {
-        self.by_name.get(name).map_or((usize::MAX, 0), |&index| (self.entries[index].file, self.entries[index].start))
+        self.by_name
+            .get(name)
+            .map_or((usize::MAX, 0), |&index| (self.entries[index].file, self.entries[index].start))
     }
 
     /// Names the file or the shard index, for messages.

@@ -182,17 +182,21 @@ fn plan<'a>(files: &WeightFiles, layout: &'a Layout, rules: &LoadRules) -> Resul
             None => missing.push(param.name.clone()),
         }
     }
-    let mut rest: Vec<&str> = files.tensors().map(|info| info.name.as_str()).filter(|name| !used.contains(*name)).collect();
+    let mut rest: Vec<&str> =
+        files.tensors().map(|info| info.name.as_str()).filter(|name| !used.contains(*name)).collect();
     rest.sort_unstable();
     if !missing.is_empty() {
-        let present = rest.iter().filter(|name| !rules.is_ignored(name)).take(3).map(|&name| name.to_owned()).collect();
+        let present =
+            rest.iter().filter(|name| !rules.is_ignored(name)).take(3).map(|&name| name.to_owned()).collect();
         let (count, total) = (missing.len(), layout.params().len());
         missing.truncate(SHOWN);
         return Err(WeightsError::Missing { origin, missing, count, total, present });
     }
-    let (ignored, unexpected) = rest.into_iter().map(str::to_owned).partition(|name: &String| rules.is_ignored(name));
+    let (ignored, unexpected) =
+        rest.into_iter().map(str::to_owned).partition(|name: &String| rules.is_ignored(name));
     let (dtypes, loaded) = (Vec::new(), Vec::new());
-    let report = LoadReport { origin, dtypes, loaded, loaded_elements: 0, new, reshaped, ignored, unexpected };
+    let report =
+        LoadReport { origin, dtypes, loaded, loaded_elements: 0, new, reshaped, ignored, unexpected };
     Ok(Plan { reads, report })
 }
 
@@ -217,7 +221,11 @@ impl fmt::Display for LoadReport {
             write!(f, "\nnew, from the seed: {}", shown(&self.new))?;
         }
         for head in &self.reshaped {
-            write!(f, "\n  {} is {:?} in the file, {:?} for these labels", head.name, head.stored, head.wanted)?;
+            write!(
+                f,
+                "\n  {} is {:?} in the file, {:?} for these labels",
+                head.name, head.stored, head.wanted
+            )?;
         }
         if !self.ignored.is_empty() {
             write!(f, "\nnot needed, as usual: {} tensors (pre-training head, buffers)", self.ignored.len())?;

@@ -113,7 +113,10 @@ pub fn read_state_dict(bytes: &[u8]) -> Result<Vec<TensorRecord>, PickleError> {
         return Err(PickleError { offset: 0, problem });
     }
     let mut machine = Machine::new(bytes);
-    machine.run().and_then(|top| machine.tensors(top)).map_err(|problem| PickleError { offset: machine.opcode_at, problem })
+    machine
+        .run()
+        .and_then(|top| machine.tensors(top))
+        .map_err(|problem| PickleError { offset: machine.opcode_at, problem })
 }
 
 type Id = u32;
@@ -250,7 +253,11 @@ impl<'a> Machine<'a> {
 
     fn top(&self) -> Outcome<Id> {
         let floor = self.marks.last().copied().unwrap_or(0);
-        self.stack.get(floor..).and_then(<[Id]>::last).copied().ok_or(PickleProblem::Type { expected: "a value on the stack" })
+        self.stack
+            .get(floor..)
+            .and_then(<[Id]>::last)
+            .copied()
+            .ok_or(PickleProblem::Type { expected: "a value on the stack" })
     }
 
     fn pop_to_mark(&mut self) -> Outcome<Vec<Id>> {
@@ -338,7 +345,11 @@ impl<'a> Machine<'a> {
         let window = &rest[..rest.len().min(MAX_GLOBAL_BYTES)];
         let Some(len) = window.iter().position(|&byte| byte == b'\n') else {
             let too_long = rest.len() > MAX_GLOBAL_BYTES;
-            return Err(if too_long { PickleProblem::Type { expected: "a short name" } } else { PickleProblem::Truncated });
+            return Err(if too_long {
+                PickleProblem::Type { expected: "a short name" }
+            } else {
+                PickleProblem::Truncated
+            });
         };
         self.at += len + 1;
         std::str::from_utf8(&window[..len]).map_err(|_| PickleProblem::Text)
@@ -465,7 +476,9 @@ impl<'a> Machine<'a> {
         let mut records = Vec::new();
         let mut seen = std::collections::HashSet::new();
         for &(key, value) in entries {
-            let (Node::Text(name), Node::Tensor(tensor)) = (self.node(key), self.node(value)) else { continue };
+            let (Node::Text(name), Node::Tensor(tensor)) = (self.node(key), self.node(value)) else {
+                continue;
+            };
             let name = self.str_at(name);
             if !seen.insert(name) {
                 return Err(PickleProblem::Duplicate(name.to_owned()));

@@ -19,7 +19,10 @@ pub(super) fn entries(file: &OpenFile, file_idx: usize) -> Result<Vec<Entry>, We
     file.read_at(0, &mut prefix)?;
     let header_bytes = u64::from_le_bytes(prefix);
     if header_bytes > MAX_HEADER_BYTES || header_bytes > file.len - 8 {
-        return Err(wrong(format!("it claims {header_bytes} bytes of header in a file of {} bytes", file.len)));
+        return Err(wrong(format!(
+            "it claims {header_bytes} bytes of header in a file of {} bytes",
+            file.len
+        )));
     }
     let mut header = vec![0; header_bytes as usize];
     file.read_at(8, &mut header)?;

@@ -39,7 +39,10 @@ pub(super) fn entries(file: &OpenFile, file_idx: usize) -> Result<Vec<Entry>, We
     }
     let table = places[&format!("{root}data.pkl")];
     if table.len > MAX_PICKLE_BYTES as u64 {
-        return Err(container(format!("data.pkl has {} bytes, more than the limit of {MAX_PICKLE_BYTES}", table.len)));
+        return Err(container(format!(
+            "data.pkl has {} bytes, more than the limit of {MAX_PICKLE_BYTES}",
+            table.len
+        )));
     }
     let mut bytes = vec![0; table.len as usize];
     file.read_at(table.start, &mut bytes)?;
@@ -52,7 +55,10 @@ pub(super) fn entries(file: &OpenFile, file_idx: usize) -> Result<Vec<Entry>, We
             let storage = &record.storage;
             let first = *declared.entry(storage.key.clone()).or_insert((storage.dtype, storage.numel));
             if first != (storage.dtype, storage.numel) {
-                return Err(container(format!("storage `{}` is declared with two types or sizes", storage.key)));
+                return Err(container(format!(
+                    "storage `{}` is declared with two types or sizes",
+                    storage.key
+                )));
             }
             let place = places.get(&format!("{root}data/{}", storage.key)).copied();
             entry(record, place, file_idx).map_err(container)
@@ -71,7 +77,10 @@ fn directory(file: &OpenFile) -> Result<HashMap<String, Place>, String> {
     for index in 0..zip.len() {
         let entry = zip.by_index_raw(index).map_err(|error| error.to_string())?;
         let name = entry.name().map_err(|error| error.to_string())?.into_owned();
-        if entry.encrypted() || entry.compression() != CompressionMethod::Stored || entry.size() != entry.compressed_size() {
+        if entry.encrypted()
+            || entry.compression() != CompressionMethod::Stored
+            || entry.size() != entry.compressed_size()
+        {
             return Err(format!("entry `{name}` is compressed or encrypted"));
         }
         let start = entry.data_start().ok_or_else(|| format!("entry `{name}` has no data"))?;
@@ -113,7 +122,8 @@ fn root(places: &HashMap<String, Place>) -> Result<String, String> {
 /// Checks a tensor against its storage and the storage against the zip entry.
 fn entry(record: TensorRecord, place: Option<Place>, file_idx: usize) -> Result<Entry, String> {
     let TensorRecord { name, storage, offset, shape, strides } = record;
-    let place = place.ok_or_else(|| format!("tensor `{name}` needs storage `{}`, which is missing", storage.key))?;
+    let place =
+        place.ok_or_else(|| format!("tensor `{name}` needs storage `{}`, which is missing", storage.key))?;
     let size = storage.dtype.size_bytes() as u64;
     if storage.numel.checked_mul(size).is_none_or(|bytes| bytes > place.len) {
         return Err(format!(
