@@ -9,7 +9,6 @@ pub mod batch;
 pub mod checkpoint;
 pub mod data;
 pub mod engine;
-pub mod error;
 pub mod export;
 pub mod hub;
 pub mod metrics;
@@ -23,4 +22,3 @@ pub mod topology;
 pub mod train;
 pub mod weights;
 
-pub use error::Error;
