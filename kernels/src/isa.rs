@@ -5,6 +5,7 @@
 //! source for each of them. There is no `-C target-cpu`: one binary runs everywhere.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// An instruction set, from weakest to strongest.
@@ -135,8 +136,13 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Asks this machine.
+    /// Asks this machine, once: in a virtual machine each `cpuid` is an exit to the host.
     pub fn here() -> Self {
+        static HERE: OnceLock<Cpu> = OnceLock::new();
+        *HERE.get_or_init(Self::ask)
+    }
+
+    fn ask() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             let avx512 = is_x86_feature_detected!("avx512f")
