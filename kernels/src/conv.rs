@@ -29,7 +29,7 @@ fn tap(t: usize, k: usize, half: usize, (from, to): (usize, usize)) -> Option<us
     (from..to).contains(&at).then_some(at)
 }
 
-/// y[t, c * kernel + k] = x[t + k - kernel / 2, c]; x (T, cols), y (T, cols * kernel): the order of a PyTorch
+/// `y[t, c * kernel + k] = x[t + k - kernel / 2, c]`; x (T, cols), y (T, cols * kernel): the order of a PyTorch
 /// Conv1d weight (out, in, k), so the convolution is `linear` on y.
 pub fn unfold<E: Element>(pool: &Pool, cols: usize, kernel: usize, offsets: &[u32], x: &[E], y: &mut [E]) {
     if check(cols, kernel, offsets, x.len(), y.len()) * cols == 0 {
@@ -51,7 +51,7 @@ pub fn unfold<E: Element>(pool: &Pool, cols: usize, kernel: usize, offsets: &[u3
     });
 }
 
-/// The gradient of [`unfold`]: dx[t, c] = sum over k of dy[t - k + kernel / 2, c * kernel + k]; sets dx.
+/// The gradient of [`unfold`]: `dx[t, c] = sum over k of dy[t - k + kernel / 2, c * kernel + k]`; sets dx.
 pub fn fold<E: Element>(pool: &Pool, cols: usize, kernel: usize, offsets: &[u32], dy: &[E], dx: &mut [E]) {
     if check(cols, kernel, offsets, dx.len(), dy.len()) * cols == 0 {
         return;

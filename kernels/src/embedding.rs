@@ -22,7 +22,7 @@ impl<A: Element, B: Element> Kernel for Row<'_, A, B> {
     }
 }
 
-/// y[t] (+)= table[ids[t]]; table (rows, cols), y (T, cols).
+/// `y[t] (+)= table[ids[t]]`; table (rows, cols), y (T, cols).
 ///
 /// # Panics
 /// If an id is outside of the table.
@@ -45,7 +45,7 @@ pub fn gather_add<E: Element>(pool: &Pool, cols: usize, table: &[E], ids: &[u32]
 /// Columns of one task: a table with few distinct ids (token types) is still spread over threads.
 const COLUMN_BLOCK: usize = 256;
 
-/// dtable[ids[t]] += dy[t]; dtable (rows, cols) in f32, dy (T, cols).
+/// `dtable[ids[t]] += dy[t]`; dtable (rows, cols) in f32, dy (T, cols).
 ///
 /// Each row's sum runs in the order of t, whatever the number of threads.
 ///

@@ -220,7 +220,7 @@ impl<E: Element> Kernel for ColumnSums<'_, E> {
 /// Rows of one partial sum; fixed, so that the sums are the same on any number of threads.
 const REDUCE_ROWS: usize = 64;
 
-/// sums[c] += sum over rows of x[., c].
+/// Adds the sum of each column of x to `sums`.
 fn add_column_sums<E: Element>(pool: &Pool, x: &[E], sums: &mut [f32]) {
     let cols = sums.len();
     if cols == 0 {

@@ -69,7 +69,11 @@ pub fn mse(width: usize, predictions: &[f32], targets: &[f32], scale: f32, dpred
 }
 
 fn elementwise(width: usize, x: &[f32], t: &[f32], d: &mut [f32], f: impl Fn(f64, f64) -> (f64, f64)) -> f64 {
-    assert!(width > 0 && x.len() % width == 0, "the input must be (R, {width}), got {} elements", x.len());
+    assert!(
+        width > 0 && x.len().is_multiple_of(width),
+        "the input must be (R, {width}), got {} elements",
+        x.len()
+    );
     assert_eq!(t.len(), x.len(), "targets must be as long as the input");
     assert_eq!(d.len(), x.len(), "the gradient must be as long as the input");
     let mut total = 0.0;
@@ -84,7 +88,7 @@ fn elementwise(width: usize, x: &[f32], t: &[f32], d: &mut [f32], f: impl Fn(f64
 /// Softmax of each row of logits (R, classes) into probs (R, classes).
 pub fn softmax_rows(classes: usize, logits: &[f32], probs: &mut [f32]) {
     assert!(
-        classes > 0 && logits.len() % classes == 0,
+        classes > 0 && logits.len().is_multiple_of(classes),
         "logits must be (R, {classes}), got {}",
         logits.len()
     );

@@ -5,7 +5,7 @@
 use crate::dropout::{Dropout, RowMask, row_or_keep};
 use crate::element::Element;
 use crate::isa::{Kernel, Simd, dispatch};
-use crate::math::sum_by;
+use crate::math::{dot, sum_by};
 use crate::pool::{Pool, row_block};
 
 /// Forward pass over T rows of `cols`.
@@ -51,18 +51,22 @@ impl<E: Element> Kernel for ForwardRow<'_, E> {
     fn run<S: Simd>(self, s: S) -> (f32, f32) {
         let n = self.x.len();
         let (x, y, gamma, beta) = (self.x, &mut self.y[..n], &self.gamma[..n], &self.beta[..n]);
-        if let Some(mask) = self.mask_in {
-            for i in 0..n {
-                x[i] =
-                    E::from_f32(mask.apply(i, x[i].to_f32()) + self.residual.map_or(0.0, |r| r[i].to_f32()));
+        // One loop per combination: a branch inside would keep it from being vectorised.
+        match (self.mask_in, self.residual) {
+            (None, None) => {}
+            (None, Some(r)) => {
+                x.iter_mut().zip(r).for_each(|(x, r)| *x = E::from_f32(x.to_f32() + r.to_f32()))
             }
-        } else if let Some(r) = self.residual {
-            x.iter_mut().zip(r).for_each(|(x, r)| *x = E::from_f32(x.to_f32() + r.to_f32()));
+            (Some(mask), None) => (0..n).for_each(|i| x[i] = E::from_f32(mask.apply(i, x[i].to_f32()))),
+            (Some(mask), Some(r)) => {
+                let r = &r[..n];
+                (0..n).for_each(|i| x[i] = E::from_f32(mask.apply(i, x[i].to_f32()) + r[i].to_f32()));
+            }
         }
         let x = &*x;
-        let mean = sum_by(n, |i| x[i].to_f32()) / n as f32;
-        let var = sum_by(n, |i| {
-            let d = x[i].to_f32() - mean;
+        let mean = sum_by(x, E::to_f32) / n as f32;
+        let var = sum_by(x, |x| {
+            let d = x.to_f32() - mean;
             d * d
         }) / n as f32;
         let rstd = 1.0 / (var + self.eps).sqrt();
@@ -182,8 +186,8 @@ impl<E: Element> Kernel for BackwardRow<'_, E> {
             g[i] *= gamma[i].to_f32();
         }
         let (g, xhat) = (&*g, &*xhat);
-        let mean_g = sum_by(n, |i| g[i]) / n as f32;
-        let mean_gx = sum_by(n, |i| g[i] * xhat[i]) / n as f32;
+        let mean_g = sum_by(g, |g| g) / n as f32;
+        let mean_gx = dot(simd, g, xhat) / n as f32;
         let ds = |i: usize| self.rstd * simd.mul_add(-xhat[i], mean_gx, g[i] - mean_g);
         if let Some(dr) = self.dresidual {
             let dr = &mut dr[..n];

@@ -153,8 +153,8 @@ impl Kernel for AllFinite<'_> {
     type Output = bool;
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> bool {
-        // An or over all exponents vectorises; a search that stops early does not.
-        self.0.iter().fold(false, |bad, x| bad | (x.to_bits() & 0x7f80_0000 == 0x7f80_0000)) == false
+        // An and over all exponents vectorises; a search that stops early does not.
+        self.0.iter().fold(true, |good, x| good & (x.to_bits() & 0x7f80_0000 != 0x7f80_0000))
     }
 }
 

@@ -3,40 +3,67 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::isa::{Kernel, Simd, dispatch};
+use crate::isa::{Cpu, Isa, Kernel, Simd, dispatch};
 use crate::pool::Pool;
 
-/// Independent chains per lane: FMA latency 4, two units, and some to spare.
+/// Independent chains per thread: FMA latency 4, two units, and some to spare.
 const CHAINS: usize = 12;
 
-struct FmaLoop {
-    rounds: usize,
-    factor: f32,
+// Written with intrinsics: left to itself, LLVM vectorises across the chains and goes through memory.
+#[cfg(target_arch = "x86_64")]
+mod loops {
+    use super::CHAINS;
+    use std::arch::x86_64::*;
+
+    macro_rules! chains {
+        ($name:ident, $features:literal, $splat:ident, $step:expr, $first:ident) => {
+            /// Multiplies and adds `CHAINS` registers, `rounds` times.
+            #[target_feature(enable = $features)]
+            pub(super) fn $name(rounds: usize, factor: f32) -> f32 {
+                let (factor, add) = ($splat(factor), $splat(1e-3));
+                let mut acc = [$splat(1.0); CHAINS];
+                for _ in 0..rounds {
+                    for x in &mut acc {
+                        *x = $step(*x, factor, add);
+                    }
+                }
+                acc.into_iter().map(|x| $first(x)).sum()
+            }
+        };
+    }
+    chains!(avx512, "avx512f,avx512bw,avx512vl,avx512dq", _mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32);
+    chains!(avx2, "avx2,fma", _mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32);
+    chains!(sse2, "sse2", _mm_set1_ps, |x, f, a| _mm_add_ps(_mm_mul_ps(x, f), a), _mm_cvtss_f32);
 }
 
-/// One register of accumulators per chain.
-#[inline(always)]
-fn chains<S: Simd, const L: usize>(s: S, rounds: usize, factor: f32) -> f32 {
-    let mut acc = [[1.0_f32; L]; CHAINS];
-    for _ in 0..rounds {
-        for chain in &mut acc {
-            for lane in chain.iter_mut() {
-                *lane = s.mul_add(*lane, factor, 1e-3);
+/// The lanes of the loop that ran.
+fn fma_loop(isa: Isa, rounds: usize, factor: f32) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let usable = isa.min(Cpu::here().best());
+        // SAFETY: `usable` says that this CPU has the features of the function called; SSE2 is part of x86-64.
+        unsafe {
+            if usable >= Isa::Avx512 {
+                black_box(loops::avx512(rounds, factor));
+                return 16;
             }
+            if usable >= Isa::Avx2 {
+                black_box(loops::avx2(rounds, factor));
+                return 8;
+            }
+            black_box(loops::sse2(rounds, factor));
+            4
         }
     }
-    acc.iter().flatten().sum()
-}
-
-impl Kernel for FmaLoop {
-    type Output = f32;
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> f32 {
-        match S::LANES {
-            16 => chains::<S, 16>(s, self.rounds, self.factor),
-            8 => chains::<S, 8>(s, self.rounds, self.factor),
-            _ => chains::<S, 4>(s, self.rounds, self.factor),
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = isa;
+        let mut acc = [1.0_f32; CHAINS];
+        for _ in 0..rounds {
+            acc.iter_mut().for_each(|x| *x = *x * factor + 1e-3);
         }
+        black_box(acc);
+        1
     }
 }
 
@@ -44,15 +71,11 @@ const ROUNDS: usize = 200_000;
 
 /// Measures f32 GFLOP/s of register-resident multiply-adds on every thread of the pool at once, best of some 100 ms.
 pub fn measure_fma_peak(pool: &Pool) -> f64 {
-    let lanes = match pool.isa() {
-        i if i >= crate::isa::Isa::Avx512 => 16,
-        crate::isa::Isa::Avx2 => 8,
-        _ => 4,
-    };
+    let lanes = fma_loop(pool.isa(), 1, 0.5);
     let flops = (2 * CHAINS * lanes * ROUNDS * pool.threads()) as f64;
     best_of(|| {
         pool.run(pool.threads(), |_| {
-            black_box(dispatch(pool.isa(), FmaLoop { rounds: ROUNDS, factor: black_box(0.999) }));
+            fma_loop(pool.isa(), ROUNDS, black_box(0.999));
         });
     })
     .map_or(0.0, |t| flops / t.as_secs_f64() / 1e9)

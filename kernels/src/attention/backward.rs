@@ -6,7 +6,7 @@
 use super::forward::{Scores, Source, plans};
 use super::relative::{Plan, ScatterColumns, ScatterRows, clear_outside};
 use super::softmax::SoftmaxGrad;
-use super::tile::{self, Block, NarrowRow, Tiles};
+use super::tile::{self, Block, Tiles};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -116,7 +116,7 @@ fn differentiate<E: Element>(
     (first, n): (usize, usize),
     head: usize,
 ) {
-    let d = source.shape.head_dim;
+    let (d, isa) = (source.shape.head_dim, source.pool.isa());
     source.load(t, (first, n), head);
     let at = source.scores(t, plan, n, head);
     score_gradient(source, sinks, t, at, first, head);
@@ -127,8 +127,8 @@ fn differentiate<E: Element>(
     let buffer = if at.in_c2p { &*c2p } else { &*scores };
     let place = at.place;
     let ds = Mat { data: &buffer[place.base..], rows: n, cols: n, row_stride: place.stride, col_stride: 1 };
-    product(ds, k, MatMut { data: sized(dq, n * d), row_stride: d }, Store::SET);
-    product(ds.t(), q, MatMut { data: sized(dk, n * d), row_stride: d }, Store::SET);
+    product(isa, ds, k, MatMut { data: sized(dq, n * d), row_stride: d }, Store::SET);
+    product(isa, ds.t(), q, MatMut { data: sized(dk, n * d), row_stride: d }, Store::SET);
     if let (Some(r), Some(plan)) = (source.relative, plan) {
         // p2c first: it reads the gradient of the scores that c2p clears around.
         if r.terms.p2c() {
@@ -152,14 +152,16 @@ fn score_gradient<E: Element>(
     head: usize,
 ) {
     let (n, d, hidden) = (at.place.n, source.shape.head_dim, source.shape.hidden());
-    let columns = |data| Block { data, row_stride: hidden, from: first * hidden + head * d, cols: d };
+    let isa = source.pool.isa();
+    let columns = Block { row_stride: hidden, from: first * hidden + head * d, cols: d };
     let dout = sized(&mut t.dq, n * d);
-    tile::load(source.pool, columns(sinks.dout), 0..n, 1.0, dout);
+    tile::load(source.pool, sinks.dout, columns, 0..n, 1.0, dout);
     let out = sized(&mut t.o, n * d);
-    tile::load(source.pool, columns(sinks.out), 0..n, 1.0, out);
+    tile::load(source.pool, sinks.out, columns, 0..n, 1.0, out);
     let dp = sized(&mut t.dp, n * n);
     let dout_mat = Mat::new(&*dout, n, d);
     product(
+        isa,
         dout_mat,
         Mat::new(&t.v[..n * d], n, d).t(),
         MatMut { data: &mut *dp, row_stride: n },
@@ -175,9 +177,15 @@ fn score_gradient<E: Element>(
         dout,
         out,
     };
-    dispatch(source.pool.isa(), step);
+    dispatch(isa, step);
     let probs = Mat::new(&*dp, n, n);
-    product(probs.t(), Mat::new(&*dout, n, d), MatMut { data: &mut t.v[..n * d], row_stride: d }, Store::SET);
+    product(
+        isa,
+        probs.t(),
+        Mat::new(&*dout, n, d),
+        MatMut { data: &mut t.v[..n * d], row_stride: d },
+        Store::SET,
+    );
 }
 
 /// dQ += dC2P Kr, and the gradient of Kr.
@@ -190,17 +198,24 @@ fn content_to_position<E: Element>(
     head: usize,
 ) {
     let (n, m, d) = (plan.n, plan.m, source.shape.head_dim);
+    let isa = source.pool.isa();
     let dc2p = sized(&mut t.c2p, n * m);
     if at.in_c2p {
         clear_outside(plan, dc2p);
     } else {
-        dispatch(source.pool.isa(), ScatterRows { plan, dscores: &t.scores[..n * n], dc2p: &mut *dc2p });
+        dispatch(isa, ScatterRows { plan, dscores: &t.scores[..n * n], dc2p: &mut *dc2p });
     }
     let dc2p = Mat::new(&*dc2p, n, m);
     let kr = Mat::new(&t.kr[..m * d], m, d);
-    product(dc2p, kr, MatMut { data: &mut t.dq[..n * d], row_stride: d }, Store::ADD);
+    product(isa, dc2p, kr, MatMut { data: &mut t.dq[..n * d], row_stride: d }, Store::ADD);
     let dr = sized(&mut t.dr, m * d);
-    product(dc2p.t(), Mat::new(&t.q[..n * d], n, d), MatMut { data: &mut *dr, row_stride: d }, Store::SET);
+    product(
+        isa,
+        dc2p.t(),
+        Mat::new(&t.q[..n * d], n, d),
+        MatMut { data: &mut *dr, row_stride: d },
+        Store::SET,
+    );
     add_to_table(source, &sinks.keys, plan, dr, head);
 }
 
@@ -214,15 +229,16 @@ fn position_to_content<E: Element>(
     head: usize,
 ) {
     let (n, m, d) = (plan.n, plan.m, source.shape.head_dim);
+    let isa = source.pool.isa();
     let dscores = if at.in_c2p { &t.c2p } else { &t.scores };
     let dp2c = sized(&mut t.p2c, n * m);
-    dispatch(source.pool.isa(), ScatterColumns { plan, dscores, place: at.place, dp2c: &mut *dp2c });
+    dispatch(isa, ScatterColumns { plan, dscores, place: at.place, dp2c: &mut *dp2c });
     let dp2c = Mat::new(&*dp2c, n, m);
     let qr = Mat::new(&t.qr[..m * d], m, d);
-    product(dp2c, qr, MatMut { data: &mut t.dk[..n * d], row_stride: d }, Store::ADD);
+    product(isa, dp2c, qr, MatMut { data: &mut t.dk[..n * d], row_stride: d }, Store::ADD);
     let dr = sized(&mut t.dr, m * d);
     let store = Store { write: Write::Set, factor: source.scale };
-    product(dp2c.t(), Mat::new(&t.k[..n * d], n, d), MatMut { data: &mut *dr, row_stride: d }, store);
+    product(isa, dp2c.t(), Mat::new(&t.k[..n * d], n, d), MatMut { data: &mut *dr, row_stride: d }, store);
     add_to_table(source, &sinks.queries, plan, dr, head);
 }
 
@@ -247,12 +263,9 @@ fn store_rows<E: Element>(
     head: usize,
     factor: f32,
 ) {
-    let Shape { head_dim: d, .. } = source.shape;
-    let hidden = source.shape.hidden();
-    for (i, x) in tile.chunks(d).take(n).enumerate() {
-        let at = ((first + i) * 3 + which) * hidden + head * d;
-        // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
-        let y = unsafe { sinks.dqkv.range(at..at + d) };
-        dispatch(source.pool.isa(), NarrowRow { x, factor, y });
-    }
+    let (d, hidden) = (source.shape.head_dim, source.shape.hidden());
+    let target =
+        Block { from: first * 3 * hidden + which * hidden + head * d, row_stride: 3 * hidden, cols: d };
+    // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
+    unsafe { tile::store(source.pool, &tile[..n * d], factor, &sinks.dqkv, target) };
 }

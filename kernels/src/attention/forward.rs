@@ -2,7 +2,7 @@
 
 use super::relative::{AddColumns, GatherRows, Plan};
 use super::softmax::{Masks, Place, Softmax};
-use super::tile::{self, Block, NarrowRow, Tiles};
+use super::tile::{self, Block, Tiles};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -40,14 +40,9 @@ pub(super) struct Source<'a, E> {
 
 impl<'a, E: Element> Source<'a, E> {
     /// A column block of qkv (0 queries, 1 keys, 2 values) for one sequence and head.
-    fn block(&self, which: usize, first: usize, head: usize) -> Block<'a, E> {
+    fn block(&self, which: usize, first: usize, head: usize) -> Block {
         let (hidden, cols) = (self.shape.hidden(), self.shape.head_dim);
-        Block {
-            data: self.qkv,
-            row_stride: 3 * hidden,
-            from: (first * 3 + which) * hidden + head * cols,
-            cols,
-        }
+        Block { row_stride: 3 * hidden, from: (first * 3 + which) * hidden + head * cols, cols }
     }
 
     pub(super) fn masks(&self, first_token: usize, head: usize) -> Masks<'a> {
@@ -57,9 +52,9 @@ impl<'a, E: Element> Source<'a, E> {
     /// Loads scaled queries, keys and values of one sequence and head.
     pub(super) fn load(&self, t: &mut Tiles, (first, n): (usize, usize), head: usize) {
         let size = n * self.shape.head_dim;
-        tile::load(self.pool, self.block(0, first, head), 0..n, self.scale, sized(&mut t.q, size));
-        tile::load(self.pool, self.block(1, first, head), 0..n, 1.0, sized(&mut t.k, size));
-        tile::load(self.pool, self.block(2, first, head), 0..n, 1.0, sized(&mut t.v, size));
+        tile::load(self.pool, self.qkv, self.block(0, first, head), 0..n, self.scale, sized(&mut t.q, size));
+        tile::load(self.pool, self.qkv, self.block(1, first, head), 0..n, 1.0, sized(&mut t.k, size));
+        tile::load(self.pool, self.qkv, self.block(2, first, head), 0..n, 1.0, sized(&mut t.v, size));
     }
 
     /// Fills the scores of the loaded sequence; says where they lie and, with a plan, whether inside `c2p`.
@@ -69,17 +64,17 @@ impl<'a, E: Element> Source<'a, E> {
         let (q, k) = (Mat::new(q, n, d), Mat::new(k, n, d));
         let dense = Scores { place: Place { base: 0, stride: n, n }, in_c2p: false };
         let (Some(r), Some(plan)) = (self.relative, plan) else {
-            product(q, k.t(), MatMut { data: sized(&mut t.scores, n * n), row_stride: n }, Store::SET);
+            product(isa, q, k.t(), MatMut { data: sized(&mut t.scores, n * n), row_stride: n }, Store::SET);
             return dense;
         };
         let m = plan.m;
-        let table = |data| Block { data, row_stride: r.row_stride, from: head * d, cols: d };
+        let table = Block { row_stride: r.row_stride, from: head * d, cols: d };
         let mut at = dense;
         if r.terms.c2p() {
             let kr = sized(&mut t.kr, m * d);
-            tile::load(self.pool, table(r.keys), plan.slots(), 1.0, kr);
+            tile::load(self.pool, r.keys, table, plan.slots(), 1.0, kr);
             let c2p = sized(&mut t.c2p, n * m);
-            product(q, Mat::new(&*kr, m, d).t(), MatMut { data: &mut *c2p, row_stride: m }, Store::SET);
+            product(isa, q, Mat::new(&*kr, m, d).t(), MatMut { data: &mut *c2p, row_stride: m }, Store::SET);
             if plan.consecutive {
                 at = Scores { place: plan.skewed(), in_c2p: true };
             } else {
@@ -89,12 +84,12 @@ impl<'a, E: Element> Source<'a, E> {
         let store = if r.terms.c2p() { Store::ADD } else { Store::SET };
         let buffer = if at.in_c2p { &mut t.c2p[..n * m] } else { sized(&mut t.scores, n * n) };
         let target = MatMut { data: &mut buffer[at.place.base..], row_stride: at.place.stride };
-        product(q, k.t(), target, store);
+        product(isa, q, k.t(), target, store);
         if r.terms.p2c() {
             let qr = sized(&mut t.qr, m * d);
-            tile::load(self.pool, table(r.queries), plan.slots(), self.scale, qr);
+            tile::load(self.pool, r.queries, table, plan.slots(), self.scale, qr);
             let p2c = sized(&mut t.p2c, n * m);
-            product(k, Mat::new(&*qr, m, d).t(), MatMut { data: &mut *p2c, row_stride: m }, Store::SET);
+            product(isa, k, Mat::new(&*qr, m, d).t(), MatMut { data: &mut *p2c, row_stride: m }, Store::SET);
             dispatch(isa, AddColumns { plan, p2c, scores: buffer, place: at.place });
         }
         at
@@ -148,12 +143,10 @@ pub fn forward<E: Element>(pool: &Pool, f: Forward<'_, E>) {
         let lse = unsafe { lse.range(at..at + n) };
         tile::with(|t| {
             attend(&source, t, plans[n].as_ref(), (first, n), head, lse);
-            for (i, x) in t.o[..n * shape.head_dim].chunks(shape.head_dim).enumerate() {
-                let at = (first + i) * hidden + head * shape.head_dim;
-                // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
-                let y = unsafe { out.range(at..at + shape.head_dim) };
-                dispatch(pool.isa(), NarrowRow { x, factor: 1.0, y });
-            }
+            let d = shape.head_dim;
+            let target = Block { from: first * hidden + head * d, row_stride: hidden, cols: d };
+            // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
+            unsafe { tile::store(pool, &t.o[..n * d], 1.0, &out, target) };
         });
     });
 }
@@ -176,5 +169,5 @@ fn attend<E: Element>(
     let probs =
         Mat { data: &scores[place.base..], rows: n, cols: n, row_stride: place.stride, col_stride: 1 };
     let v = Mat::new(&t.v[..n * d], n, d);
-    product(probs, v, MatMut { data: sized(&mut t.o, n * d), row_stride: d }, Store::SET);
+    product(source.pool.isa(), probs, v, MatMut { data: sized(&mut t.o, n * d), row_stride: d }, Store::SET);
 }

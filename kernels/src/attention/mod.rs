@@ -1,7 +1,7 @@
 //! Attention over packed sequences, plain and with DeBERTa's relative terms (He et al. 2021, equation 4).
 //!
-//! score(i, j) = scale * (Q_i . K_j + [c2p] Q_i . Kr[slot(i - j)] + [p2c] K_j . Qr[slot(i - j)]), soft-maxed over j
-//! in f32 with the row maximum removed; the scale goes to Q and Qr before the products, so that large raw scores stay
+//! `score(i, j) = scale * (Q_i . K_j + Q_i . Kr[slot(i - j)] + K_j . Qr[slot(i - j)])`, the last two where
+//! [`Terms`] has them, soft-maxed over j in f32 with the row maximum removed; the scale goes to Q and Qr before the products, so that large raw scores stay
 //! in range. Probabilities are recomputed in backward from the log-sum-exp; no (heads, T, T) tensor exists, only the
 //! tiles of one sequence and head per thread.
 

@@ -58,7 +58,7 @@ pub(super) fn clear_outside(plan: &Plan, tile: &mut [f32]) {
     }
 }
 
-/// scores[i, j] = c2p[i, slot(i - j)], for slots that are not consecutive.
+/// `scores[i, j] = c2p[i, slot(i - j)]`, for slots that are not consecutive.
 pub(super) struct GatherRows<'a> {
     pub(super) plan: &'a Plan,
     pub(super) c2p: &'a [f32],
@@ -77,7 +77,7 @@ impl Kernel for GatherRows<'_> {
     }
 }
 
-/// dc2p[i, slot(i - j)] += dscores[i, j]; the inverse of [`GatherRows`].
+/// `dc2p[i, slot(i - j)] += dscores[i, j]`; the inverse of [`GatherRows`].
 pub(super) struct ScatterRows<'a> {
     pub(super) plan: &'a Plan,
     pub(super) dscores: &'a [f32],
@@ -100,7 +100,7 @@ impl Kernel for ScatterRows<'_> {
 /// Side of the squares in which a tile is read across its rows, so that the lines it touches stay in L1.
 const SQUARE: usize = 16;
 
-/// scores[i, j] += p2c[j, slot(i - j)].
+/// `scores[i, j] += p2c[j, slot(i - j)]`.
 pub(super) struct AddColumns<'a> {
     pub(super) plan: &'a Plan,
     pub(super) p2c: &'a [f32],
@@ -125,7 +125,7 @@ impl Kernel for AddColumns<'_> {
     }
 }
 
-/// dp2c[j, slot(i - j)] += dscores[i, j]; the inverse of [`AddColumns`].
+/// `dp2c[j, slot(i - j)] += dscores[i, j]`; the inverse of [`AddColumns`].
 pub(super) struct ScatterColumns<'a> {
     pub(super) plan: &'a Plan,
     pub(super) dscores: &'a [f32],

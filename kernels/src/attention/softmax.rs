@@ -52,7 +52,7 @@ impl Kernel for Softmax<'_> {
             let row = &mut self.scores[self.place.row(i)];
             let top = math::max(row);
             row.iter_mut().for_each(|x| *x = math::exp(s, *x - top));
-            let sum = math::sum_by(row.len(), |j| row[j]);
+            let sum = math::sum_by(row, |x| x);
             *lse = top + sum.ln();
             let inverse = 1.0 / sum;
             match self.masks.row(i) {
@@ -86,7 +86,7 @@ impl Kernel for SoftmaxGrad<'_> {
         for (i, (&lse, dp)) in self.lse.iter().zip(self.dp.chunks_mut(n)).enumerate() {
             let (dout, out) = (&self.dout[i * d..(i + 1) * d], &self.out[i * d..(i + 1) * d]);
             // The sum over j of p * dp equals dout . out, dropout included.
-            let delta = math::sum_by(d, |c| dout[c] * out[c]);
+            let delta = math::dot(s, dout, out);
             let row = &mut self.scores[self.place.row(i)];
             match self.masks.row(i) {
                 None => {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use crate::element::Element;
 use crate::isa::{Kernel, Simd, dispatch};
-use crate::pool::Pool;
+use crate::pool::{Pool, SharedMut};
 
 /// Buffers that only grow; content is unspecified between uses.
 #[derive(Default)]
@@ -41,50 +41,79 @@ pub(super) fn with<R>(f: impl FnOnce(&mut Tiles) -> R) -> R {
 
 /// A column block of a row-major matrix.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'a, E> {
-    pub(super) data: &'a [E],
+pub(super) struct Block {
     pub(super) row_stride: usize,
     /// Index of the block's first element.
     pub(super) from: usize,
     pub(super) cols: usize,
 }
 
-struct Widen<'a, E> {
-    x: &'a [E],
-    factor: f32,
-    y: &'a mut [f32],
-}
-impl<E: Element> Kernel for Widen<'_, E> {
-    type Output = ();
+impl Block {
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        self.y.iter_mut().zip(self.x).for_each(|(y, x)| *y = x.to_f32() * self.factor);
+    fn row(self, r: usize) -> std::ops::Range<usize> {
+        let at = self.from + r * self.row_stride;
+        at..at + self.cols
     }
 }
 
-/// Copies the rows of a block, times a factor, into a dense f32 tile.
+/// One dispatch per tile, not per row: rows are as short as a head.
+struct Load<'a, E, R> {
+    data: &'a [E],
+    block: Block,
+    rows: R,
+    factor: f32,
+    tile: &'a mut [f32],
+}
+impl<E: Element, R: Iterator<Item = usize>> Kernel for Load<'_, E, R> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (r, y) in self.rows.zip(self.tile.chunks_exact_mut(self.block.cols)) {
+            y.iter_mut().zip(&self.data[self.block.row(r)]).for_each(|(y, x)| *y = x.to_f32() * self.factor);
+        }
+    }
+}
+
+/// Copies rows of a block, times a factor, into a dense f32 tile.
 pub(super) fn load<E: Element>(
     pool: &Pool,
-    block: Block<'_, E>,
+    data: &[E],
+    block: Block,
     rows: impl Iterator<Item = usize>,
     factor: f32,
     tile: &mut [f32],
 ) {
-    for (r, y) in rows.zip(tile.chunks_mut(block.cols)) {
-        let at = block.from + r * block.row_stride;
-        dispatch(pool.isa(), Widen { x: &block.data[at..at + block.cols], factor, y });
-    }
+    dispatch(pool.isa(), Load { data, block, rows, factor, tile });
 }
 
-pub(super) struct NarrowRow<'a, E> {
-    pub(super) x: &'a [f32],
-    pub(super) factor: f32,
-    pub(super) y: &'a mut [E],
+struct StoreRows<'a, 'b, E> {
+    tile: &'a [f32],
+    factor: f32,
+    out: &'a SharedMut<'b, E>,
+    block: Block,
 }
-impl<E: Element> Kernel for NarrowRow<'_, E> {
+impl<E: Element> Kernel for StoreRows<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        self.y.iter_mut().zip(self.x).for_each(|(y, x)| *y = E::from_f32(*x * self.factor));
+        for (r, x) in self.tile.chunks_exact(self.block.cols).enumerate() {
+            // SAFETY: the caller of `store` promises that the block is its own.
+            let y = unsafe { self.out.range(self.block.row(r)) };
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = E::from_f32(*x * self.factor));
+        }
     }
+}
+
+/// Writes a dense tile, times a factor, to a block of a shared matrix.
+///
+/// # Safety
+/// No other task reads or writes the block meanwhile.
+pub(super) unsafe fn store<E: Element>(
+    pool: &Pool,
+    tile: &[f32],
+    factor: f32,
+    out: &SharedMut<'_, E>,
+    block: Block,
+) {
+    dispatch(pool.isa(), StoreRows { tile, factor, out, block });
 }

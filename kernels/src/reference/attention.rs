@@ -140,8 +140,8 @@ impl AttentionProblem<'_> {
                 .collect();
             let delta: f64 = probs.iter().zip(&dp).map(|(p, d)| p * d).sum();
             for (x, j) in (q.from..q.to).enumerate() {
-                for c in 0..self.head_dim {
-                    g.qkv[self.at(2, j, q.head, c)] += probs[x] * self.factor(q, j) * dout[c];
+                for (c, dout) in dout.iter().enumerate() {
+                    g.qkv[self.at(2, j, q.head, c)] += probs[x] * self.factor(q, j) * dout;
                 }
                 self.score_gradient(q, j, probs[x] * (dp[x] - delta) * self.scale, &mut g);
             }

@@ -36,7 +36,7 @@ fn masks_of_neighbours_are_uncorrelated() {
             (s + (f64::from(u8::from(x)) - p) * (f64::from(u8::from(y)) - p), c + 1.0)
         });
         // In standard errors of the covariance of independent bits.
-        sum / (count as f64).sqrt() / (p * (1.0 - p))
+        sum / f64::sqrt(count) / (p * (1.0 - p))
     };
     let zip =
         |b: &[bool], shift: usize| correlation(&mut a.iter().copied().zip(b.iter().copied().skip(shift)));

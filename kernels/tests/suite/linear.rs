@@ -36,6 +36,7 @@ fn check<E: Element>() {
             let (b, dy) = (noise::<E>(3, outputs), noise::<E>(4, rows * outputs));
             let what = format!("{shape:?} on {:?}", pool);
             let wide = reference::widen;
+            let wide_dy = wide(&dy);
             let mut want = reference::matmul(
                 rows,
                 inputs,
@@ -70,7 +71,7 @@ fn check<E: Element>() {
             );
             want.iter_mut().for_each(|w| *w += 1.0);
             let sums: Vec<f64> = (0..outputs)
-                .map(|o| 2.0 + (0..rows).map(|r| wide(&dy)[r * outputs + o]).sum::<f64>())
+                .map(|o| 2.0 + (0..rows).map(|r| wide_dy[r * outputs + o]).sum::<f64>())
                 .collect();
             let (mut dw, mut db) = (vec![1.0_f32; outputs * inputs], vec![2.0_f32; outputs]);
             linear::backward_weight(&mut cx, shape, &x, &dy, &mut dw, Some(&mut db));

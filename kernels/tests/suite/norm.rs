@@ -107,7 +107,8 @@ fn check<E: Element>() {
                 let wide = reference::widen;
                 let zeros = vec![0.0; rows * cols];
                 let res = c.residual.as_ref().map_or(zeros, |r| wide(r));
-                let s: Vec<f64> = (0..rows * cols).map(|i| wide(&c.x)[i] * f_in[i] + res[i]).collect();
+                let s: Vec<f64> =
+                    wide(&c.x).iter().zip(f_in.iter().zip(&res)).map(|(x, (f, r))| x * f + r).collect();
                 let what = format!("{rows}x{cols} residual {residual} {rates:?}");
                 close(&format!("s {what}"), &r.s, &s, 1e-6, 1e-6);
                 // From here on the stored sum counts, as it does in the kernel.

@@ -3,8 +3,12 @@
 //! Today the products themselves come from the `gemm` crate in f32; bf16 operands are widened into scratch first.
 //! Accumulation is f32. The order of every sum depends on the shape alone.
 
+mod backend;
+
+use self::backend::{How, product};
 use crate::element::Element;
 use crate::elementwise;
+use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Buffers reused from call to call: widened operands, and products on their way to bf16.
@@ -91,52 +95,9 @@ impl Store {
     pub(crate) const ADD: Self = Self { write: Write::Add, factor: 1.0 };
 }
 
-/// C (+)= factor * A B in f32, on the threads that `parallelism` says.
-fn product(parallelism: gemm::Parallelism, a: Mat<'_, f32>, b: Mat<'_, f32>, c: MatMut<'_>, store: Store) {
-    let (m, n, k) = (a.rows, b.cols, a.cols);
-    assert_eq!(k, b.rows, "the inner sizes of ({m}, {k}) and ({}, {n}) must agree", b.rows);
-    a.check();
-    b.check();
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!(
-        m == 1 || c.row_stride >= n,
-        "rows of the result overlap: stride {} for {n} columns",
-        c.row_stride
-    );
-    assert!((m - 1) * c.row_stride + n <= c.data.len(), "the result ({m}, {n}) is outside of its slice");
-    let signed = |x: usize| isize::try_from(x).expect("a slice is never longer than isize::MAX");
-    // SAFETY: all (i, j) of A, B and C are inside their slices by the checks above; C is borrowed mutably, so it
-    // overlaps neither A nor B, and its rows do not overlap each other, so no two threads write one element.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            c.data.as_mut_ptr(),
-            1,
-            signed(c.row_stride),
-            store.write == Write::Add,
-            a.data.as_ptr(),
-            signed(a.col_stride),
-            signed(a.row_stride),
-            b.data.as_ptr(),
-            signed(b.col_stride),
-            signed(b.row_stride),
-            1.0,
-            store.factor,
-            false,
-            false,
-            false,
-            parallelism,
-        );
-    }
-}
-
 /// A product on the calling thread, for tiles.
-pub(crate) fn tile(a: Mat<'_, f32>, b: Mat<'_, f32>, c: MatMut<'_>, store: Store) {
-    product(gemm::Parallelism::None, a, b, c, store);
+pub(crate) fn tile(isa: Isa, a: Mat<'_, f32>, b: Mat<'_, f32>, c: MatMut<'_>, store: Store) {
+    product(How { isa, parallelism: gemm::Parallelism::None }, a, b, c, store);
 }
 
 /// The elements as f32: the slice itself, or widened into a buffer.
@@ -170,7 +131,8 @@ pub fn gemm<A: Element, B: Element>(
         threads => gemm::Parallelism::Rayon(threads),
     };
     let store = Store { write, factor: 1.0 };
-    pool.install(|| product(parallelism, a, b, MatMut { data: c, row_stride: n }, store));
+    let how = How { isa: pool.isa(), parallelism };
+    pool.install(|| product(how, a, b, MatMut { data: c, row_stride: n }, store));
 }
 
 /// The same geometry without data.
