@@ -20,8 +20,8 @@ pub fn layout() -> Layout {
         ParamKind::Matrix,
         false,
     );
-    layout.push("bert.encoder.layer.0.output.LayerNorm.weight".into(), &[5], ParamKind::Norm, false);
-    layout.push("bert.encoder.layer.0.output.LayerNorm.bias".into(), &[5], ParamKind::Norm, false);
+    layout.push("bert.encoder.layer.0.output.LayerNorm.weight".into(), &[5], ParamKind::Gain, false);
+    layout.push("bert.encoder.layer.0.output.LayerNorm.bias".into(), &[5], ParamKind::Bias, false);
     layout.push("classifier.weight".into(), &[3, 5], ParamKind::Matrix, true);
     layout.push("classifier.bias".into(), &[3], ParamKind::Bias, true);
     layout

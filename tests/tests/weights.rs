@@ -41,8 +41,8 @@ fn layout(prefix: &str) -> Layout {
     let mut push =
         |name: &str, shape: &[usize], kind| layout.push(format!("{prefix}{name}"), shape, kind, false);
     push("embeddings.word_embeddings.weight", &[6, 2], ParamKind::Embedding);
-    push("embeddings.LayerNorm.weight", &[2], ParamKind::Norm);
-    push("embeddings.LayerNorm.bias", &[2], ParamKind::Norm);
+    push("embeddings.LayerNorm.weight", &[2], ParamKind::Gain);
+    push("embeddings.LayerNorm.bias", &[2], ParamKind::Bias);
     push("encoder.layer.0.output.dense.weight", &[2, 2], ParamKind::Matrix);
     layout.push("classifier.weight".into(), &[3, 2], ParamKind::Matrix, true);
     layout
