@@ -103,7 +103,6 @@ fn number(value: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use muster_trainer::batch::Targets;
     use muster_trainer::metrics::Accumulator;
 
