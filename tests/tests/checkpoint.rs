@@ -12,6 +12,7 @@ use muster_trainer::checkpoint::{
     check_space, checkpoint_name, estimated_bytes, latest_valid, list, load, verify,
 };
 use muster_trainer::params::Layout;
+use muster_trainer::tokenizer::TokenizerFile;
 use muster_trainer::weights::{FileDtype, SafetensorsWriter, TensorOut};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -403,9 +404,9 @@ fn a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint() {
         run.save(&store, 1).unwrap();
         let writer = second.as_ref().map(|pipe| endless_pipe(pipe));
         let (arena, state) = (vec![2.0; run.layout.arena_len()], state(&run.layout, 2));
-        let tokenizer_files = second.as_slice();
+        let tokenizer_files: Vec<_> = second.iter().cloned().map(TokenizerFile::Copy).collect();
         let contents = Contents {
-            tokenizer_files,
+            tokenizer_files: &tokenizer_files,
             ..contents(&state, &run.layout, &arena, &run.config, FileDtype::F32)
         };
         let error = store.save(&contents).unwrap_err();

@@ -4,6 +4,7 @@ use std::fs;
 
 use muster_tests::checkpoints::layout;
 use muster_trainer::export::{ConfigFields, ExportError, ModelExport, export_model, finish_config};
+use muster_trainer::tokenizer::TokenizerFile;
 use muster_trainer::weights::{FileDtype, HeadRule, LoadRules, WeightFiles, load_into};
 use serde_json::json;
 use tempfile::TempDir;
@@ -15,7 +16,7 @@ fn an_exported_folder_reads_back_and_replaces_only_its_own_kind() {
     let master: Vec<f32> = (0..layout.arena_len()).map(|k| (k % 1000) as f32 / 8.0).collect();
     let tokenizer = parent.path().join("tokenizer.json");
     fs::write(&tokenizer, "{}").unwrap();
-    let (config, tokenizer_files) = (json!({ "model_type": "bert" }), [tokenizer]);
+    let (config, tokenizer_files) = (json!({ "model_type": "bert" }), [TokenizerFile::Copy(tokenizer)]);
     let dir = parent.path().join("a/model");
     // k / 8 below 125 needs up to 10 bits and bf16 has 8: it rounds by at most 2^-8 of the value.
     for (dtype, tolerance) in [(FileDtype::F32, 0.0), (FileDtype::Bf16, 1.0 / 256.0)] {

@@ -8,7 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use muster_proto::truncation::{Keep, Truncation};
-use muster_trainer::tokenizer::{Encoding, Spm, Texts, Tokenizer, TokenizerError, TruncationRule};
+use muster_trainer::tokenizer::{
+    Encoding, Spm, Texts, Tokenizer, TokenizerError, TokenizerFile, TruncationRule,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -70,6 +72,36 @@ fn case_13_raw_sentencepiece_gives_the_ids_of_spm_encode() {
     for name in ["deberta", "identity", "odd", "suffix"] {
         check(&load(name), name, 0);
     }
+}
+
+/// A saved DeBERTa carries a `tokenizer.json`, since `transformers` would rebuild the raw file with other ids.
+#[test]
+fn a_raw_file_is_saved_as_a_tokenizer_json_with_the_same_ids() {
+    let raw = load("deberta");
+    let saved = tempfile::tempdir().unwrap();
+    for file in raw.files(64).unwrap() {
+        // Without the raw file and its config.json only the conversion is left to be read.
+        if let TokenizerFile::Made { name, bytes } = file {
+            fs::write(saved.path().join(name), bytes).unwrap();
+        }
+    }
+    let converted = Tokenizer::load(saved.path()).unwrap();
+    assert!(converted.describe().contains("tokenizer.json"), "{}", converted.describe());
+    assert_eq!(converted.special(), raw.special());
+    let mut compared = 0;
+    for text in json("golden.json")["strings"].as_array().unwrap() {
+        let text = text.as_str().unwrap();
+        // There a special token in a text is special; in the raw file it is text.
+        if !["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"].iter().any(|special| text.contains(special)) {
+            let pair = Some("a second text");
+            let rows = [&raw, &converted].map(|t| t.encode(text, pair, &rule(10_000)).unwrap());
+            assert_eq!(rows[0], rows[1], "{text:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 400, "only {compared} strings compared");
+    // Rules that a tokenizer.json can't express are not converted.
+    assert!(load("suffix").files(64).unwrap().iter().all(|file| matches!(file, TokenizerFile::Copy(_))));
 }
 
 #[test]

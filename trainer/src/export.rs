@@ -8,8 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::check_space;
-use crate::checkpoint::durable::{copy_file, install_dir, sync_dir, write_file};
+use crate::checkpoint::durable::{install_dir, sync_dir, write_file, write_tokenizer_file};
 use crate::params::Layout;
+use crate::tokenizer::TokenizerFile;
 use crate::weights::{FileDtype, SafetensorsWriter, TensorOut};
 
 /// Name of the configuration file.
@@ -63,8 +64,8 @@ pub struct ModelExport<'a> {
     pub master: &'a [f32],
     /// Element type of the file.
     pub dtype: FileDtype,
-    /// Tokenizer files, copied.
-    pub tokenizer_files: &'a [PathBuf],
+    /// Tokenizer files.
+    pub tokenizer_files: &'a [TokenizerFile],
 }
 
 /// Writes the folder under a temporary name beside `dir`, syncs it and renames it. An earlier model there is
@@ -91,8 +92,8 @@ pub fn export_model(dir: &Path, model: &ModelExport) -> Result<(), ExportError> 
         let config = config_text(model.config);
         write_file(&temp, CONFIG, |out| out.write_all(&config))?;
         write_file(&temp, WEIGHTS, |mut out| weights.write_to(&mut out))?;
-        for path in model.tokenizer_files {
-            copy_file(path, &temp)?;
+        for file in model.tokenizer_files {
+            write_tokenizer_file(file, &temp)?;
         }
         sync_dir(&temp)?;
         install_dir(&temp, dir)?;
@@ -107,8 +108,7 @@ pub fn export_model(dir: &Path, model: &ModelExport) -> Result<(), ExportError> 
 /// Refuses to replace a folder with anything in it that this export wouldn't write.
 fn refuse_occupied(dir: &Path, model: &ModelExport) -> Result<(), ExportError> {
     let ours = |name: &str| {
-        let tokenizer =
-            model.tokenizer_files.iter().any(|path| path.file_name().is_some_and(|own| own == name));
+        let tokenizer = model.tokenizer_files.iter().any(|file| file.name() == name);
         name == CONFIG || name == WEIGHTS || tokenizer
     };
     let entries = match fs::read_dir(dir) {

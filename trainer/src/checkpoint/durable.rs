@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::error::CheckpointError;
 use super::manifest::FileRecord;
+use crate::tokenizer::TokenizerFile;
 
 /// Bytes hashed and written at a time, so that the hash finds them in cache.
 const CHUNK: usize = 256 * 1024;
@@ -52,12 +53,20 @@ pub(crate) fn write_file(
 }
 
 /// Copies a file under its own name; symbolic links (as in the hub's cache) are followed.
-pub(crate) fn copy_file(from: &Path, dir: &Path) -> Result<FileRecord, CheckpointError> {
+fn copy_file(from: &Path, dir: &Path) -> Result<FileRecord, CheckpointError> {
     let name = from.file_name().and_then(|name| name.to_str());
     let unnamed = || io::Error::new(io::ErrorKind::InvalidInput, "the path has no file name");
     let name = name.ok_or_else(unnamed).map_err(CheckpointError::io("copy", from))?;
     let mut source = File::open(from).map_err(CheckpointError::io("open", from))?;
     write_file(dir, name, |mut out| io::copy(&mut source, &mut out).map(drop))
+}
+
+/// Writes a tokenizer file into a model folder.
+pub(crate) fn write_tokenizer_file(file: &TokenizerFile, dir: &Path) -> Result<FileRecord, CheckpointError> {
+    match file {
+        TokenizerFile::Copy(path) => copy_file(path, dir),
+        TokenizerFile::Made { name, bytes } => write_file(dir, name, |out| out.write_all(bytes)),
+    }
 }
 
 /// Syncs a folder, so that names in it survive a crash.

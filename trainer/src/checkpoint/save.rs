@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::durable::{check_space, copy_file, install_dir, sync_dir, write_file};
+use super::durable::{check_space, write_tokenizer_file, install_dir, sync_dir, write_file};
 use super::error::CheckpointError;
 use super::manifest::{Depth, MANIFEST, MANIFEST_FORMAT, Manifest};
 use super::read::list;
 use super::state::{STATE_FORMAT, State};
 use crate::export::{CONFIG, WEIGHTS, config_text, model_tensors};
 use crate::params::Layout;
+use crate::tokenizer::TokenizerFile;
 use crate::weights::{FileDtype, SafetensorsWriter, TensorOut};
 
 /// File with the moments and, in bf16 runs, the f32 master weights.
@@ -53,7 +54,7 @@ pub struct Contents<'a> {
     /// Element type of `model.safetensors`; with bf16 the f32 master weights are stored besides.
     pub dtype: FileDtype,
     /// Tokenizer files, copied.
-    pub tokenizer_files: &'a [PathBuf],
+    pub tokenizer_files: &'a [TokenizerFile],
 }
 
 /// A finished checkpoint.
@@ -172,10 +173,9 @@ impl Store {
 impl<'a> Contents<'a> {
     /// Bytes that writing this checkpoint takes on disk.
     pub fn bytes_needed(&self) -> u64 {
-        let copies =
-            self.tokenizer_files.iter().filter_map(|path| fs::metadata(path).ok()).map(|meta| meta.len());
+        let tokenizer: u64 = self.tokenizer_files.iter().map(TokenizerFile::len_bytes).sum();
         let arena = [self.layout.arena_len()];
-        self.model().len_bytes() + self.trainer_state(&arena).len_bytes() + copies.sum::<u64>() + SLACK_BYTES
+        self.model().len_bytes() + self.trainer_state(&arena).len_bytes() + tokenizer + SLACK_BYTES
     }
 
     fn model(&self) -> SafetensorsWriter<'a> {
@@ -217,8 +217,8 @@ fn write_all(temp: &Path, contents: &Contents) -> Result<u64, CheckpointError> {
         write_file(temp, TRAINER_STATE, |mut out| contents.trainer_state(&arena).write_to(&mut out))?,
         write_file(temp, STATE, |out| out.write_all(&contents.state.to_json()))?,
     ];
-    for path in contents.tokenizer_files {
-        files.push(copy_file(path, temp)?);
+    for file in contents.tokenizer_files {
+        files.push(write_tokenizer_file(file, temp)?);
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
     let manifest = Manifest { format: MANIFEST_FORMAT, files };

@@ -77,6 +77,38 @@ impl Source {
 /// Files that belong to a tokenizer beside its vocabulary.
 const COMPANIONS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
 
+/// A file of the tokenizer of a saved model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerFile {
+    /// Copied from the source model.
+    Copy(PathBuf),
+    /// Made by the conversion of a raw SentencePiece model.
+    Made {
+        /// File name.
+        name: &'static str,
+        /// Content.
+        bytes: Vec<u8>,
+    },
+}
+
+impl TokenizerFile {
+    /// Its name in a model folder; empty for a path that has none.
+    pub fn name(&self) -> std::borrow::Cow<'_, str> {
+        match self {
+            Self::Copy(path) => path.file_name().unwrap_or_default().to_string_lossy(),
+            Self::Made { name, .. } => (*name).into(),
+        }
+    }
+
+    /// Its size; 0 if it can't be read now.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Copy(path) => std::fs::metadata(path).map_or(0, |meta| meta.len()),
+            Self::Made { bytes, .. } => bytes.len() as u64,
+        }
+    }
+}
+
 /// Every tokenizer file in `dir`, whether it is read or not: an exported model carries all of them.
 pub(super) fn all_in(dir: &Path) -> Vec<PathBuf> {
     let vocabularies = Source::ALL.into_iter().flat_map(|source| source.names().iter().copied());

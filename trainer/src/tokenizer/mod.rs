@@ -34,6 +34,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 pub use self::error::TokenizerError;
 use self::files::Source;
+pub use self::files::TokenizerFile;
 use self::raw::Raw;
 use self::settings::Settings;
 pub use self::spm::Spm;
@@ -49,6 +50,8 @@ pub struct Tokenizer {
     special: SpecialIds,
     vocab_size: usize,
     fingerprint: u64,
+    /// The vocabulary's first file.
+    vocabulary: PathBuf,
     files: Vec<PathBuf>,
 }
 
@@ -126,6 +129,7 @@ impl Tokenizer {
             special,
             vocab_size,
             fingerprint: 0,
+            vocabulary: path.clone(),
             files: files::all_in(dir),
         };
         tokenizer.fingerprint = tokenizer.hash(&vocabulary, &settings)?;
@@ -218,9 +222,19 @@ impl Tokenizer {
         self.fingerprint
     }
 
-    /// Every tokenizer file of the directory, to copy into an exported model.
-    pub fn files(&self) -> &[PathBuf] {
-        &self.files
+    /// The tokenizer files of a model saved with this tokenizer: those of the directory, and for a raw DeBERTa file
+    /// also a `tokenizer.json` with the same ids, without which `transformers` computes others.
+    ///
+    /// # Errors
+    /// The model file is no longer there.
+    pub fn files(&self, max_length: usize) -> Result<Vec<TokenizerFile>, TokenizerError> {
+        let copies = self.files.iter().cloned().map(TokenizerFile::Copy);
+        let made = match (&self.engine, self.source) {
+            (Engine::Raw(raw), Source::DebertaSpm) => raw.converted(&self.vocabulary, max_length)?,
+            _ => Vec::new(),
+        };
+        let replaced = |file: &TokenizerFile| made.iter().any(|made| made.name() == file.name());
+        Ok(copies.filter(|file| !replaced(file)).chain(made.iter().cloned()).collect())
     }
 
     /// Ids of the special tokens.

@@ -5,9 +5,13 @@ use std::path::Path;
 use tokenizers::pre_tokenizers::punctuation::Punctuation;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
+use serde_json::{Value, json};
+
 use super::error::TokenizerError;
+use super::files::TokenizerFile;
 use super::settings::Settings;
 use super::spm::Spm;
+use super::spm::convert::{Named, Specials, tokenizer_json};
 use super::template::{Part, Template};
 use super::{SpecialIds, files};
 
@@ -133,6 +137,47 @@ impl Raw {
             }
         }
         ids
+    }
+
+    /// `tokenizer.json` and its settings for `transformers`; nothing where the rules of this file have no equal there.
+    ///
+    /// # Errors
+    /// The model file at `path` is no longer readable.
+    pub fn converted(&self, path: &Path, max_length: usize) -> Result<Vec<TokenizerFile>, TokenizerError> {
+        if self.lower_case || self.split_by_punct {
+            return Ok(Vec::new());
+        }
+        let names = [
+            ("cls_token", "[CLS]", self.special.cls),
+            ("sep_token", "[SEP]", self.special.sep),
+            ("pad_token", "[PAD]", self.special.pad),
+            ("unk_token", "[UNK]", self.special.unk),
+            ("mask_token", "[MASK]", self.special.mask),
+        ];
+        let texts = names.map(|(_, default, id)| {
+            let text = id.and_then(|id| self.spm.piece(id)).unwrap_or_else(|| default.to_owned());
+            (text, id)
+        });
+        let mut known = texts.iter().filter_map(|(text, id)| Some(Named { text, id: (*id)? }));
+        let sound = "checked when the model was loaded";
+        let (cls, sep) = (known.next().expect(sound), known.next().expect(sound));
+        let specials = Specials { cls, sep, others: known.collect() };
+        let bytes = files::read(path, files::MAX_SPM_BYTES)?;
+        let Some(json) = tokenizer_json(path, &bytes, &specials)? else { return Ok(Vec::new()) };
+        let mut settings = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": texts[0].0,
+            "eos_token": texts[1].0,
+            "model_max_length": max_length,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        });
+        for ((role, ..), (text, id)) in names.iter().zip(&texts) {
+            if id.is_some() {
+                settings[*role] = json!(text);
+            }
+        }
+        let made = |name, value: &Value| TokenizerFile::Made { name, bytes: format!("{value:#}\n").into_bytes() };
+        Ok(vec![made("tokenizer.json", &json), made("tokenizer_config.json", &settings)])
     }
 
     /// The largest id that a text can give.

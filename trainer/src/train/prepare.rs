@@ -63,7 +63,7 @@ pub struct Loaded<E: Element> {
 /// An unknown metric, a run that is there already or is not there, too little space.
 pub fn prepare(spec: &RunSpec, run: Inspected, plan: &DerivedPlan, start: Start) -> Result<Prepared, TrainError> {
     let settings = settings(spec, &run, plan)?;
-    let identity = identity(spec, &run, plan);
+    let identity = identity(spec, &run, plan)?;
     let existing = checkpoint::list(&spec.output_dir)?.last().map(|entry| entry.step);
     let dir = spec.output_dir.clone();
     match (start, existing) {
@@ -167,7 +167,7 @@ fn settings(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Setti
     })
 }
 
-fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Identity {
+fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Identity, TrainError> {
     let hash = |value: &Value| xxh3_64(value.to_string().as_bytes());
     let train = &run.rows.train;
     let mut train_spec = json!(spec.train);
@@ -186,9 +186,9 @@ fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Identity {
         [json!(spec.eval.early_stopping_patience), json!(spec.eval.early_stopping_min_delta)],
     ]);
     let data = json!([train.store.fingerprint().to_string(), spec.data.eval_fraction, train.len()]);
-    Identity {
+    Ok(Identity {
         config: final_config(spec, run),
-        tokenizer_files: run.tokenizer.files().to_vec(),
+        tokenizer_files: run.tokenizer.files(spec.data.max_length)?,
         fingerprints: Fingerprints {
             run: hash(&run_parts),
             data: hash(&data),
@@ -199,7 +199,7 @@ fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Identity {
         seed: spec.seed,
         global_batch: spec.train.global_batch as u64,
         train_rows: train.len() as u64,
-    }
+    })
 }
 
 /// The configuration of the trained model; `muster` holds what transformers has no name for.

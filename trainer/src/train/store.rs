@@ -21,6 +21,7 @@ use crate::data::Sampler;
 use crate::engine::Engine;
 use crate::export::{ModelExport, export_model};
 use crate::params::Layout;
+use crate::tokenizer::TokenizerFile;
 use crate::weights::FileDtype;
 
 /// What every checkpoint of a run repeats.
@@ -28,8 +29,8 @@ use crate::weights::FileDtype;
 pub struct Identity {
     /// Final `config.json`.
     pub config: Value,
-    /// Copied beside the weights.
-    pub tokenizer_files: Vec<PathBuf>,
+    /// Saved beside the weights.
+    pub tokenizer_files: Vec<TokenizerFile>,
     /// What must not change between stop and resume.
     pub fingerprints: Fingerprints,
     /// Seed of all random streams.

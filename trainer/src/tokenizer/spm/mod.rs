@@ -5,6 +5,7 @@
 //! (`[CLS]`) is ordinary text here, as it is in the reference library.
 
 mod charsmap;
+pub(super) mod convert;
 mod normalizer;
 mod proto;
 mod trie;
