@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use muster_proto::run_spec::TaskType;
+use muster_trainer::data::Budget;
 use muster_trainer::data::{
     BuildOptions, DataSet, Known, Labels, OnLong, Role, RowSet, SourceOptions, Task, TokenStore, TokenizedRow,
 };
-use muster_trainer::data::Budget;
 use muster_trainer::topology::{HostFacts, cpu_budget};
 use muster_trainer::train::{EvalPlan, Rows, TrainError, Trained, evaluate};
 use std::sync::atomic::AtomicBool;
@@ -35,8 +35,11 @@ pub fn run(args: &EvalArgs, global: &Global) -> anyhow::Result<Exit> {
     let store = store(args, &trained, threads, &stop)?;
     let mut engine = trained.engine::<f32>(&args.model, threads)?;
     let rows = Rows { store: Arc::new(store), set: RowSet::All };
-    let plan =
-        EvalPlan { names: &trained.names, threshold: trained.threshold, budget: Budget::tokens(BATCH_TOKENS) };
+    let plan = EvalPlan {
+        names: &trained.names,
+        threshold: trained.threshold,
+        budget: Budget::tokens(BATCH_TOKENS),
+    };
     let counter = Counter::new(global);
     let report = evaluate(&mut engine, &rows, &plan, &stop, &mut |done, all| counter.show("rows", done, all));
     counter.clear();
@@ -50,7 +53,8 @@ pub fn run(args: &EvalArgs, global: &Global) -> anyhow::Result<Exit> {
 /// # Errors
 /// A folder that is no trained model, or rows longer than it can take.
 pub fn open(model: &Path, compute: &Compute) -> anyhow::Result<(Trained, usize)> {
-    let mut trained = Trained::open(model).with_context(|| format!("can't open the model {}", model.display()))?;
+    let mut trained =
+        Trained::open(model).with_context(|| format!("can't open the model {}", model.display()))?;
     if let Some(max_length) = compute.max_length {
         trained.set_max_length(max_length as usize)?;
     }
@@ -58,7 +62,12 @@ pub fn open(model: &Path, compute: &Compute) -> anyhow::Result<(Trained, usize)>
     Ok((trained, threads))
 }
 
-fn store(args: &EvalArgs, trained: &Trained, threads: usize, stop: &AtomicBool) -> Result<TokenStore, TrainError> {
+fn store(
+    args: &EvalArgs,
+    trained: &Trained,
+    threads: usize,
+    stop: &AtomicBool,
+) -> Result<TokenStore, TrainError> {
     let task = match trained.task {
         TaskType::SingleLabel => Task::SingleLabel,
         TaskType::MultiLabel => Task::MultiLabel { separator: SEPARATOR.into() },

@@ -40,9 +40,9 @@ pub fn run(args: &PredictArgs, _global: &Global) -> anyhow::Result<Exit> {
     let texts = source(args)?;
     let mut engine = trained.engine::<f32>(&args.model, threads)?;
     let mut out: Box<dyn Write> = match &args.output {
-        Some(path) => {
-            Box::new(BufWriter::new(File::create(path).with_context(|| format!("can't write {}", path.display()))?))
-        }
+        Some(path) => Box::new(BufWriter::new(
+            File::create(path).with_context(|| format!("can't write {}", path.display()))?,
+        )),
         None => Box::new(BufWriter::new(io::stdout().lock())),
     };
     match predict_all(&trained, &mut engine, texts, &mut out, &stop) {

@@ -144,7 +144,12 @@ impl TrainDisplay {
         if due || record.step == self.total_steps {
             self.last_line.set(Some(Instant::now()));
             let eta = self.eta(record.step, seconds);
-            tracing::info!("step {}/{}, epoch {:.2}, {numbers}, ETA {eta}", record.step, self.total_steps, record.epoch);
+            tracing::info!(
+                "step {}/{}, epoch {:.2}, {numbers}, ETA {eta}",
+                record.step,
+                self.total_steps,
+                record.epoch
+            );
         }
     }
 
@@ -201,7 +206,10 @@ mod tests {
     #[test]
     fn times_read_as_a_clock() {
         let text = |s| clock(Duration::from_secs(s));
-        assert_eq!((text(7), text(125), text(3 * 3600 + 61)), ("0:07".into(), "2:05".into(), "3h 01m".to_owned()));
+        assert_eq!(
+            (text(7), text(125), text(3 * 3600 + 61)),
+            ("0:07".into(), "2:05".into(), "3h 01m".to_owned())
+        );
     }
 
     #[test]

@@ -51,9 +51,9 @@ fn exit_of(error: &TrainError) -> Exit {
         | TrainError::Config(_)
         | TrainError::Tokenizer(_)
         | TrainError::Weights(_) => Exit::Data,
-        TrainError::Checkpoint(CheckpointError::NoSpace { .. }) | TrainError::Plan(_) | TrainError::Pool(_) => {
-            Exit::Resources
-        }
+        TrainError::Checkpoint(CheckpointError::NoSpace { .. })
+        | TrainError::Plan(_)
+        | TrainError::Pool(_) => Exit::Resources,
         TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Write { .. } | TrainError::Log(_) => {
             Exit::Failure
         }

@@ -25,8 +25,10 @@ pub fn results(results: &Results) -> String {
     if results.skipped_steps > 0 {
         text.push_str(&format!("{} steps were skipped: something was not finite\n", results.skipped_steps));
     }
-    let columns: Vec<(&str, &Report)> =
-        [("eval", &results.eval), ("test", &results.test)].into_iter().filter_map(|(n, r)| Some((n, r.as_ref()?))).collect();
+    let columns: Vec<(&str, &Report)> = [("eval", &results.eval), ("test", &results.test)]
+        .into_iter()
+        .filter_map(|(n, r)| Some((n, r.as_ref()?)))
+        .collect();
     if let Some((name, report)) = columns.last() {
         text.push('\n');
         text.push_str(&summary(&columns));

@@ -16,15 +16,24 @@ use crate::progress::Counter;
 ///
 /// # Errors
 /// Whatever is wrong with data, labels, model or tokenizer.
-pub fn survey(spec: &RunSpec, host: &HostFacts, stop: &AtomicBool, global: &Global) -> anyhow::Result<Inspected> {
+pub fn survey(
+    spec: &RunSpec,
+    host: &HostFacts,
+    stop: &AtomicBool,
+    global: &Global,
+) -> anyhow::Result<Inspected> {
     let hub = HubOptions::from_env(|name| std::env::var(name).ok())?;
     let counter = Counter::new(global);
     let progress = |set: &'static str, progress: BuildProgress| match progress {
         BuildProgress::Tokenising { rows_done, rows, .. } => {
             counter.show(&format!("tokenising {set} rows"), rows_done, rows);
         }
-        BuildProgress::Checking { rows_done } => counter.note(&format!("checking {set} data: {rows_done} rows")),
-        BuildProgress::Hashing { bytes_done } => counter.note(&format!("reading {set} data: {bytes_done} bytes")),
+        BuildProgress::Checking { rows_done } => {
+            counter.note(&format!("checking {set} data: {rows_done} rows"))
+        }
+        BuildProgress::Hashing { bytes_done } => {
+            counter.note(&format!("reading {set} data: {bytes_done} bytes"))
+        }
     };
     let mut file = (String::new(), 0, 0);
     let mut downloading = |event: HubEvent| match event {

@@ -64,7 +64,10 @@ fn example(name: &str) -> PathBuf {
 
 /// Drops the members that depend on the machine.
 fn timeless(mut value: Value) -> Value {
-    value.as_object_mut().unwrap().retain(|key, _| !key.ends_with("_s") && key != "model_dir" && key != "name");
+    value
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !key.ends_with("_s") && key != "model_dir" && key != "name");
     value
 }
 
@@ -105,10 +108,12 @@ fn case_36_two_runs_are_byte_identical_and_what_was_saved_gives_the_same_numbers
     let named: Vec<&str> = texts.iter().flat_map(|text| ["--text", text]).collect();
     let by_argument = predict(&named, "");
     assert_eq!(by_argument.iter().map(|o| o["text"].as_str().unwrap()).collect::<Vec<_>>(), texts);
-    let scores: f64 = by_argument[0]["scores"].as_object().unwrap().values().map(|x| x.as_f64().unwrap()).sum();
+    let scores: f64 =
+        by_argument[0]["scores"].as_object().unwrap().values().map(|x| x.as_f64().unwrap()).sum();
     assert!((scores - 1.0).abs() < 1e-5 && by_argument[0]["scores"].as_object().unwrap().len() == 3);
     assert_eq!(predict(&["--file", "-"], &(texts.join("\n") + "\n")), by_argument);
-    let rows: String = texts.iter().map(|t| serde_json::json!({"id": 1, "text": t}).to_string() + "\n").collect();
+    let rows: String =
+        texts.iter().map(|t| serde_json::json!({"id": 1, "text": t}).to_string() + "\n").collect();
     fs::write(lab.path("in.jsonl"), rows).unwrap();
     assert_eq!(predict(&["--file", lab.path("in.jsonl").to_str().unwrap()], ""), by_argument);
 }
@@ -182,19 +187,68 @@ fn case_23_labels_are_matched_by_name_and_a_foreign_one_is_an_error_with_its_lin
     let eval = |name: &str, lines: &[&str]| {
         let path = lab.path(name);
         fs::write(&path, "text,label\n".to_owned() + &lines.join("\n") + "\n").unwrap();
-        let args =
-            ["eval", "--model", folder.to_str().unwrap(), "--data", path.to_str().unwrap(), "--json"];
+        let args = ["eval", "--model", folder.to_str().unwrap(), "--data", path.to_str().unwrap(), "--json"];
         muster(&args).output().unwrap()
     };
     let rows = ["Profit rose,positive", "Profit fell,negative", "Profit is stable,neutral"];
     let forward = eval("a.csv", &rows);
     let backward = eval("b.csv", &[rows[2], rows[1], rows[0]]);
-    let value = |output: &Output| serde_json::from_slice::<Value>(&output.stdout).unwrap()["confusion"].clone();
+    let value =
+        |output: &Output| serde_json::from_slice::<Value>(&output.stdout).unwrap()["confusion"].clone();
     assert_eq!(value(&forward), value(&backward));
     let (code, text) = failed(&eval("c.csv", &[rows[0], "Profit rose,bullish"]));
     assert_eq!(code, Some(3));
     let place = format!("{}:3", lab.path("c.csv").display());
-    assert!(text.contains(&place) && text.contains("\"bullish\" is not among the 3 labels of the model"), "{text}");
+    assert!(
+        text.contains(&place) && text.contains("\"bullish\" is not among the 3 labels of the model"),
+        "{text}"
+    );
+}
+
+#[test]
+fn multi_label_and_regression_go_from_run_file_to_answers_in_f32_and_bf16() {
+    let lab = Lab::new();
+    let text = fs::read_to_string(lab.path("train.csv")).unwrap();
+    let rows: Vec<(&str, &str)> = text.lines().skip(1).filter_map(|line| line.rsplit_once(',')).collect();
+    let tags =
+        |label: &str, i: usize| if i.is_multiple_of(3) { format!("{label}|third") } else { label.to_owned() };
+    let multi: String = rows.iter().enumerate().map(|(i, (t, l))| format!("{t},{}\n", tags(l, i))).collect();
+    let values: String = rows.iter().map(|(t, l)| format!("{t},{},{}\n", l.len(), t.len())).collect();
+    fs::write(lab.path("multi.csv"), "text,tags\n".to_owned() + &multi).unwrap();
+    fs::write(lab.path("values.csv"), "text,a,b\n".to_owned() + &values).unwrap();
+    let common = |name: &str, kind: &str, data: &str, precision: &str| {
+        let text = format!(
+            "version = 1\nname = \"{name}\"\noutput_dir = \"{name}\"\n[model]\npath = {:?}\ninit = \"random\"\n\
+             [task]\ntype = \"{kind}\"\n[data]\n{data}\neval_fraction = 0.25\ncache_dir = \"cache\"\n\
+             [train]\nmax_steps = 6\nprecision = \"{precision}\"\n[eval]\nevery = 2\n",
+            example("model"),
+        );
+        let path = lab.path(&format!("{name}.toml"));
+        fs::write(&path, text).unwrap();
+        lab.json(&["train", path.to_str().unwrap(), "--json"])
+    };
+    let answer = |run: &str| {
+        let folder = lab.path(run).join("final");
+        lab.json(&["predict", "--model", folder.to_str().unwrap(), "--text", "Profit rose"])
+    };
+    for precision in ["f32", "bf16"] {
+        let run = format!("multi-{precision}");
+        let results = common(&run, "multi_label", "train = \"multi.csv\"\nlabel = \"tags\"", precision);
+        assert_eq!(results["eval"]["task"], "multi_label");
+        let names: Vec<&str> = results["eval"]["labels"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|l| l["label"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["negative", "neutral", "positive", "third"]);
+        assert_eq!(answer(&run)["scores"].as_object().unwrap().keys().collect::<Vec<_>>(), names);
+        let run = format!("values-{precision}");
+        let data = "train = \"values.csv\"\nlabel = [\"b\", \"a\"]";
+        let results = common(&run, "regression", data, precision);
+        assert!(results["eval"]["mse"].as_f64().unwrap() > 0.0);
+        assert_eq!(answer(&run)["values"].as_object().unwrap().keys().collect::<Vec<_>>(), ["b", "a"]);
+    }
 }
 
 /// Overwrites the first number of a tensor with infinity.

@@ -32,7 +32,12 @@ fn close(case: &Value, name: &str, got: Option<f64>, expected: &Value) {
 }
 
 /// Feeds rows in uneven pieces to two accumulators and merges them, last rows first.
-fn in_pieces(new: impl Fn() -> Accumulator, width: usize, logits: &[f32], targets: impl Fn(usize, usize) -> Targets) -> Accumulator {
+fn in_pieces(
+    new: impl Fn() -> Accumulator,
+    width: usize,
+    logits: &[f32],
+    targets: impl Fn(usize, usize) -> Targets,
+) -> Accumulator {
     let rows = logits.len() / width;
     let piece = |acc: &mut Accumulator, from: usize, to: usize| {
         acc.add(&logits[from * width..to * width], &targets(from, to));
@@ -77,8 +82,8 @@ fn case_29_single_label_numbers_equal_scikit_learn() {
             logits[row * classes + *p as usize] = 1.0;
         }
         let targets = |a: usize, b: usize| Targets::Class(truth[a..b].to_vec());
-        let report =
-            in_pieces(|| Accumulator::classes(classes), classes, &logits, targets).report(&names(classes), 0.0);
+        let report = in_pieces(|| Accumulator::classes(classes), classes, &logits, targets)
+            .report(&names(classes), 0.0);
         check_summary(case, &report);
         check_labels(case, report.labels());
         let Report::SingleLabel(r) = report else { panic!("a single-label report") };
@@ -93,7 +98,8 @@ fn case_29_multi_label_numbers_equal_scikit_learn() {
         let (truth, logits) = (floats(&case["truth"]), floats(&case["logits"]));
         let targets =
             |a: usize, b: usize| Targets::Multi { width, values: truth[a * width..b * width].to_vec() };
-        let report = in_pieces(|| Accumulator::labels(width, 0.5), width, &logits, targets).report(&names(width), 0.0);
+        let report =
+            in_pieces(|| Accumulator::labels(width, 0.5), width, &logits, targets).report(&names(width), 0.0);
         check_summary(case, &report);
         check_labels(case, report.labels());
     }

@@ -162,6 +162,22 @@ mod tests {
     }
 
     #[test]
+    fn the_run_file_and_the_metrics_know_the_same_names() {
+        for (kind, metrics) in [
+            (TaskType::SingleLabel, SINGLE_LABEL),
+            (TaskType::MultiLabel, MULTI_LABEL),
+            (TaskType::Regression, REGRESSION),
+        ] {
+            let mut ours: Vec<String> = metrics.iter().map(|metric| metric.name(&[])).collect();
+            let mut theirs = muster_proto::run_spec::metric_names(kind).to_vec();
+            ours.sort();
+            theirs.sort();
+            assert_eq!(ours, theirs);
+            assert_eq!(Metric::default_for(kind).name(&[]), kind.default_metric());
+        }
+    }
+
+    #[test]
     fn errors_are_better_when_low_and_scores_when_high() {
         assert!(Metric::Mse.goal().improves(1.0, 2.0));
         assert!(Metric::Mcc.goal().improves(0.2, 0.1));

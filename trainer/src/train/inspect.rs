@@ -66,12 +66,13 @@ pub struct Inspected {
 /// Whatever is wrong with data, labels, model configuration or tokenizer.
 pub fn inspect(spec: &RunSpec, cx: InspectContext) -> Result<Inspected, TrainError> {
     let options = source_options(spec);
-    for files in [Some(&spec.data.train), spec.data.eval.as_ref(), spec.data.test.as_ref()].into_iter().flatten() {
+    for files in
+        [Some(&spec.data.train), spec.data.eval.as_ref(), spec.data.test.as_ref()].into_iter().flatten()
+    {
         check_files(files, &options)?;
     }
     let given = spec.task.labels.as_deref().map(Labels::explicit).transpose().map_err(DataError::from)?;
-    let model_dir =
-        resolve_model(&spec.model.path, spec.model.revision.as_deref(), cx.hub, cx.downloading)?;
+    let model_dir = resolve_model(&spec.model.path, spec.model.revision.as_deref(), cx.hub, cx.downloading)?;
     let (source_config, mut config) = read_config(&model_dir)?;
     override_dropouts(&mut config, &spec.model);
     check_length(spec.data.max_length, &config)?;
@@ -101,7 +102,8 @@ pub fn truncation_rule(spec: &RunSpec) -> TruncationRule {
 /// An unreadable file, or a model that the engine can't compute.
 pub fn read_config(dir: &Path) -> Result<(Value, Config), TrainError> {
     let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|source| TrainError::Read { path: path.clone(), source })?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|source| TrainError::Read { path: path.clone(), source })?;
     let config = Config::parse(&text)?;
     let value = serde_json::from_str(&text).map_err(crate::model::ConfigError::Json)?;
     Ok((value, config))

@@ -61,7 +61,12 @@ pub struct Loaded<E: Element> {
 ///
 /// # Errors
 /// An unknown metric, a run that is there already or is not there, too little space.
-pub fn prepare(spec: &RunSpec, run: Inspected, plan: &DerivedPlan, start: Start) -> Result<Prepared, TrainError> {
+pub fn prepare(
+    spec: &RunSpec,
+    run: Inspected,
+    plan: &DerivedPlan,
+    start: Start,
+) -> Result<Prepared, TrainError> {
     let settings = settings(spec, &run, plan)?;
     let identity = identity(spec, &run, plan)?;
     let existing = checkpoint::list(&spec.output_dir)?.last().map(|entry| entry.step);
@@ -106,7 +111,8 @@ impl Prepared {
             let dir = self.store.dir().to_owned();
             let restored = self.store.restore_newest(&layout, &self.settings.best)?;
             let restored = restored.ok_or(TrainError::NothingToResume { dir })?;
-            let mut engine = Engine::new(self.model.clone(), restored.weights.clone(), self.hyper, seed, pool);
+            let mut engine =
+                Engine::new(self.model.clone(), restored.weights.clone(), self.hyper, seed, pool);
             engine.restore(restored.weights, restored.first_moment, restored.second_moment);
             return Ok(Loaded { engine, state: restored.state, report: None, skipped: restored.skipped });
         }
@@ -150,7 +156,12 @@ fn settings(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Setti
             save_every: spec.checkpoint.every_steps,
             log_every: spec.train.log_every_steps,
         },
-        learning_rate: LearningRate::new(spec.train.schedule, spec.train.learning_rate, steps.warmup, steps.total),
+        learning_rate: LearningRate::new(
+            spec.train.schedule,
+            spec.train.learning_rate,
+            steps.warmup,
+            steps.total,
+        ),
         max_grad_norm: spec.train.max_grad_norm,
         on_non_finite: spec.train.on_non_finite,
         budget: Budget::tokens(plan.micro_batch_tokens),

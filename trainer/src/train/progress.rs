@@ -133,12 +133,16 @@ mod tests {
         let rule = rule(Metric::Accuracy, 0.1);
         let mut state = LoopState::default();
         let mut counts = Vec::new();
-        for (step, value) in [Some(0.5), Some(0.55), Some(0.59), Some(0.62), None, Some(0.1)].into_iter().enumerate() {
+        for (step, value) in
+            [Some(0.5), Some(0.55), Some(0.59), Some(0.62), None, Some(0.1)].into_iter().enumerate()
+        {
             state.record(measured(step as u64, &rule, value), &rule);
             counts.push(state.without_improvement);
         }
         assert_eq!(counts, [0, 1, 2, 0, 1, 2], "0.62 beats 0.5 by more than 0.1");
-        assert!(state.is_exhausted(&rule) && !state.is_exhausted(&BestRule { patience: None, ..rule.clone() }));
+        assert!(
+            state.is_exhausted(&rule) && !state.is_exhausted(&BestRule { patience: None, ..rule.clone() })
+        );
         assert_eq!(state.best, Some(Best { step: 3, value: 0.62 }));
     }
 

@@ -194,7 +194,14 @@ impl<'a, E: Element> Trainer<'a, E> {
         self.state.step += 1;
         let loss = loss_sum / batches.row_count as f64;
         let tokens = batches.micro_batches.iter().map(|b| b.tokens() as u64).sum();
-        self.report_step(StepNumbers { loss, learning_rate, grad_norm, rows: batches.row_count, tokens, begun })
+        self.report_step(StepNumbers {
+            loss,
+            learning_rate,
+            grad_norm,
+            rows: batches.row_count,
+            tokens,
+            begun,
+        })
     }
 
     fn skip(&mut self, broken: NonFinite) -> Result<(), TrainError> {
@@ -267,7 +274,10 @@ impl<'a, E: Element> Trainer<'a, E> {
             let name = self.settings.best.name.clone();
             self.warn(format!("{name} does not exist after step {step}: the model can't be the best one"));
         }
-        report.notices().into_iter().for_each(|notice| self.warn(format!("evaluation after step {step}: {notice}")));
+        report
+            .notices()
+            .into_iter()
+            .for_each(|notice| self.warn(format!("evaluation after step {step}: {notice}")));
         let epoch = self.settings.pace.epoch(step);
         let duration_s = (self.hooks.clock)().saturating_sub(begun).as_secs_f64();
         let record = EvalRecord { step, epoch, best, report, duration_s };

@@ -16,7 +16,9 @@ use serde_json::Value;
 
 use super::error::TrainError;
 use super::progress::{BestRule, LoopState};
-use crate::checkpoint::{self, ArenasMut, Contents, Fingerprints, STATE_FORMAT, State, Store, Totals, Window};
+use crate::checkpoint::{
+    self, ArenasMut, Contents, Fingerprints, STATE_FORMAT, State, Store, Totals, Window,
+};
 use crate::data::Sampler;
 use crate::engine::Engine;
 use crate::export::{ModelExport, export_model};
@@ -190,7 +192,8 @@ impl RunStore {
     /// If the disk refuses.
     pub fn write_results(&self, results: &impl serde::Serialize) -> Result<(), TrainError> {
         let (path, temp) = (self.dir().join("results.json"), self.dir().join(".tmp-results.json"));
-        let text = serde_json::to_string_pretty(results).expect("results have string keys and no foreign types");
+        let text =
+            serde_json::to_string_pretty(results).expect("results have string keys and no foreign types");
         let write = || {
             let mut file = fs::File::create(&temp)?;
             file.write_all(text.as_bytes())?;

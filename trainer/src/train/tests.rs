@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::checkpoint::Fingerprints;
 use crate::data::{
-    BuildOptions, Budget, DataSet, Known, OnLong, Role, RowSet, SourceOptions, Task, TokenStore, TokenizedRow,
+    Budget, BuildOptions, DataSet, Known, OnLong, Role, RowSet, SourceOptions, Task, TokenStore, TokenizedRow,
 };
 use crate::engine::{Engine, Hyper};
 use crate::metrics::Metric;
@@ -71,9 +71,9 @@ impl Lab {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let all = |name, rows| Rows { store: store(dir.path(), name, rows), set: RowSet::All };
-        let rows = RunRows { train: all("train", ROWS), eval: Some(all("eval", 9)), test: Some(all("test", 5)) };
-        let best =
-            BestRule { metric: Metric::Loss, name: "loss".into(), patience: None, min_delta: 0.0 };
+        let rows =
+            RunRows { train: all("train", ROWS), eval: Some(all("eval", 9)), test: Some(all("test", 5)) };
+        let best = BestRule { metric: Metric::Loss, name: "loss".into(), patience: None, min_delta: 0.0 };
         let settings = Settings {
             seed: 7,
             global_batch: BATCH,
@@ -143,7 +143,8 @@ impl Lab {
             ticks.set(ticks.get() + 1);
             Duration::from_millis(ticks.get())
         };
-        let mut observe = |event: &Event| stop.store(stop.load(Ordering::Relaxed) || stop_when(event), Ordering::Relaxed);
+        let mut observe =
+            |event: &Event| stop.store(stop.load(Ordering::Relaxed) || stop_when(event), Ordering::Relaxed);
         let hooks = Hooks { stop: &stop, clock: &clock, observe: &mut observe };
         let mut trainer =
             Trainer::new(engine, self.settings.clone(), self.rows.clone(), (store, state), hooks)?;
@@ -212,7 +213,8 @@ fn a_stop_during_an_evaluation_repeats_it_and_leaves_one_line() {
     let lab = Lab::new();
     let whole = lab.run("whole", never).unwrap().unwrap();
     // The evaluations after steps 4, 8 and 12, each interrupted once.
-    let in_evaluation = |event: &Event| matches!(event, Event::EvalProgress { rows_done, rows } if rows_done < rows);
+    let in_evaluation =
+        |event: &Event| matches!(event, Event::EvalProgress { rows_done, rows } if rows_done < rows);
     let mut ended = None;
     for _ in 0..4 {
         ended = lab.run("parts", in_evaluation).unwrap();

@@ -54,8 +54,7 @@ impl Trained {
         let (value, config) = read_config(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
         tokenizer.check_rows(config.vocab)?;
-        let problem =
-            |problem: String| TrainError::ModelFolder { path: dir.join("config.json"), problem };
+        let problem = |problem: String| TrainError::ModelFolder { path: dir.join("config.json"), problem };
         let names = labels(&value).map_err(problem)?;
         let task = task(&value, names.len()).map_err(problem)?;
         let notes: Option<Notes> = serde_json::from_value(value["muster"].clone()).ok();
@@ -126,7 +125,8 @@ fn labels(config: &Value) -> Result<Vec<String>, String> {
     (0..map.len())
         .map(|id| {
             let name = map.get(&id.to_string()).and_then(Value::as_str);
-            name.map(str::to_owned).ok_or_else(|| format!("id2label has {} entries but none for {id}", map.len()))
+            name.map(str::to_owned)
+                .ok_or_else(|| format!("id2label has {} entries but none for {id}", map.len()))
         })
         .collect()
 }
