@@ -117,9 +117,9 @@ fn bf16_is_close_to_f32() {
     }
 }
 
-/// facts/cases.md 1: raw scores of 1e5 overflow a narrow softmax.
+/// Raw scores of 1e5 overflow a narrow softmax.
 #[test]
-fn huge_scores_stay_finite_and_agree_between_precisions() {
+fn case_1_huge_scores_stay_finite_and_agree_between_precisions() {
     let mut fixture = load("deberta-v3");
     for param in fixture.model.layout().params() {
         if param.name.contains("query_proj") || param.name.contains("key_proj") {

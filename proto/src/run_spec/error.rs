@@ -37,7 +37,7 @@ pub enum SpecError {
         /// Byte of that line, from 1.
         column: usize,
     },
-    /// The file is of another version than this release reads.
+    /// The file is of another version than is read.
     #[error("{}:{line}:{column}: {}", path.display(), migration(*found))]
     Version {
         /// The run file.

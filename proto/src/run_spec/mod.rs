@@ -26,7 +26,7 @@ mod schema;
 mod tests;
 mod validate;
 
-/// Version of the run file that this release reads and writes.
+/// Version of the run file that is read and written.
 pub const VERSION: u32 = 1;
 
 /// One training run, as its run file describes it, with every default filled in.

@@ -39,7 +39,7 @@ enum Message {
     Finished(Result<PathBuf, HubError>),
 }
 
-/// Fetches on a helper thread; gives up when nothing arrives for `stall_timeout`.
+/// Fetches on a thread of its own; gives up when nothing arrives for `stall_timeout`.
 ///
 /// The HTTP client of `hf-hub` has no deadlines, so on a stall the thread is left behind and ends with the
 /// process or the connection.

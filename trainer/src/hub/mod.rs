@@ -2,7 +2,7 @@
 //!
 //! A complete copy in the cache is used without asking the hub, so a run that worked once works again without a
 //! network and with the same weights. Only needed files are fetched: configuration, tokenizer and one kind of
-//! weights. The access token is sent only where access without it fails. Downloads run on a helper thread, so that
+//! weights. The access token is sent only where access without it fails. Downloads run on a thread of their own, so that
 //! a hub that stops answering ends in an error and not in a wait.
 #![forbid(unsafe_code)]
 

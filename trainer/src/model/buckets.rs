@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn only_the_rows_in_use_are_taken() {
-        // facts: active rows by length.
+        // Rows in use by length, counted in the published table.
         for (len, active) in [(16, 31), (32, 63), (64, 127), (128, 255), (256, 385), (384, 459), (512, 511)] {
             assert_eq!(V3.slots(len).count, active, "length {len}");
         }

@@ -430,8 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deberta_without_epsilon_is_refused() {
-        // facts/cases.md 12
+    fn case_12_a_deberta_without_epsilon_is_refused() {
         let error = Config::parse(&V3.replace("\"layer_norm_eps\":1e-7,", "")).unwrap_err();
         assert!(error.to_string().contains("layer_norm_eps is missing"), "{error}");
         assert!(error.hint().unwrap().contains("1e-7"));

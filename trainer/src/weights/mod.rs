@@ -6,7 +6,7 @@
 //! checked before it is used.
 //!
 //! Not here: downloading ([`crate::hub`]), saving a model folder ([`crate::export`]), initial values of new heads
-//! (`crate::init`).
+//! ([`crate::model::random_weights`]).
 #![forbid(unsafe_code)]
 
 mod dtype;
