@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use muster_proto::truncation::{Keep, Truncation};
+use muster_proto::run_spec::{Keep, Truncation};
 use muster_trainer::tokenizer::{
     Encoding, Spm, Texts, Tokenizer, TokenizerError, TokenizerFile, TruncationRule,
 };

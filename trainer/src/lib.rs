@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod batch;
+mod bounded;
 pub mod checkpoint;
 pub mod data;
 pub mod engine;

@@ -20,7 +20,7 @@ pub enum SpecError {
         source: io::Error,
     },
     /// The file is larger than any run file can be.
-    #[error("{} has {bytes} bytes; a run file has at most {}", path.display(), limits::MAX_CONFIG_BYTES)]
+    #[error("{} has {bytes} bytes; a run file has at most {}", path.display(), limits::MAX_RUN_FILE_BYTES)]
     TooLarge {
         /// The run file.
         path: PathBuf,

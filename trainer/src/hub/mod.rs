@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 use hf_hub::{Cache, Repo, RepoType};
 
+use crate::export::CONFIG;
+
 pub use error::HubError;
 pub use options::{DEFAULT_ENDPOINT, HubOptions};
 
@@ -80,7 +82,7 @@ pub fn resolve_model(
 fn cached(name: &str, revision: &str, options: &HubOptions) -> Option<PathBuf> {
     let cache = Cache::new(options.cache_dir.clone());
     let repo = Repo::with_revision(name.to_owned(), RepoType::Model, revision.to_owned());
-    let by_ref = cache.repo(repo.clone()).get(files::CONFIG).and_then(|path| Some(path.parent()?.to_owned()));
+    let by_ref = cache.repo(repo.clone()).get(CONFIG).and_then(|path| Some(path.parent()?.to_owned()));
     let by_commit = (!revision.contains('/')).then(|| cache.repo(repo).pointer_path(revision));
     by_ref.into_iter().chain(by_commit).find(|dir| files::is_complete(dir))
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub use buckets::{Buckets, bucket};
 pub use config::{Architecture, Config, ConfigError, Dropouts, HeadKind, RelativeConfig};
-pub use init::random_weights;
+pub use init::{random_head, random_weights};
 
 use crate::params::{LayerNorm, Layout, Linear, Table};
 

@@ -22,7 +22,7 @@ mod write;
 pub use dtype::StoredDtype;
 pub use entry::TensorInfo;
 pub use error::WeightsError;
-pub(crate) use files::is_plain_name;
+pub(crate) use files::{FOREIGN, is_plain_name};
 pub use files::{LOOKED_FOR, WeightFiles, read_index};
 pub use load::{HeadRule, LoadReport, LoadRules, Reshaped, load_into};
 pub use write::{FileDtype, SafetensorsWriter, TensorOut};
