@@ -1,4 +1,5 @@
 //! `muster-bench`: measures what the README claims. Ratios within one run count; absolute times are this machine's.
+#![forbid(unsafe_code)]
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};

@@ -2,16 +2,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
-use muster_proto::run_spec::TaskType;
-use muster_trainer::data::Budget;
+use muster_proto::run_spec::{OnLong, TaskType};
 use muster_trainer::data::{
-    BuildOptions, DataSet, Known, Labels, OnLong, Role, RowSet, SourceOptions, Task, TokenStore, TokenizedRow,
+    Budget, BuildOptions, DataSet, Known, Labels, Role, RowSet, SourceOptions, Task, TokenStore,
 };
 use muster_trainer::topology::{HostFacts, cpu_budget};
 use muster_trainer::train::{EvalPlan, Rows, TrainError, Trained, evaluate};
-use std::sync::atomic::AtomicBool;
 
 use crate::args::{Compute, EvalArgs, Global};
 use crate::commands::print;
@@ -21,9 +20,6 @@ use crate::{scores, stop};
 
 /// Tokens computed at once.
 pub const BATCH_TOKENS: usize = 4096;
-
-/// Splits the text of a multi-label column, as in a run file by default.
-const SEPARATOR: &str = "|";
 
 /// Measures a trained model on labelled data; labels are matched by name, whatever their order.
 ///
@@ -68,11 +64,7 @@ fn store(
     threads: usize,
     stop: &AtomicBool,
 ) -> Result<TokenStore, TrainError> {
-    let task = match trained.task {
-        TaskType::SingleLabel => Task::SingleLabel,
-        TaskType::MultiLabel => Task::MultiLabel { separator: SEPARATOR.into() },
-        TaskType::Regression => Task::Regression,
-    };
+    let task = Task::of(trained.task, None);
     let mut options = SourceOptions::new(args.columns.text_column.clone(), args.label.clone(), task);
     options.text_pair.clone_from(&args.columns.text_pair_column);
     let labels = Labels::of_model(&trained.names);
@@ -81,8 +73,7 @@ fn store(
         _ => Known::Labels(&labels),
     };
     let encode = |text: &str, pair: Option<&str>| {
-        let row = trained.tokenizer.encode(text, pair, &trained.rule).map_err(|e| e.to_string())?;
-        Ok(TokenizedRow { ids: row.ids, second_from: row.second_from, full_len: row.full_len })
+        trained.tokenizer.encode(text, pair, &trained.rule).map_err(|error| error.to_string())
     };
     let build = BuildOptions {
         cache_dir: None,

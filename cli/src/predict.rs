@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use muster_kernels::loss::softmax_rows;
 use muster_proto::limits::MAX_TEXT_BYTES;
 use muster_proto::run_spec::TaskType;
-use muster_trainer::data::{Budget, Reader, SourceOptions, Task, pack};
+use muster_trainer::data::{Budget, Reader, SourceOptions, Task, is_table, pack};
 use muster_trainer::engine::Engine;
 use muster_trainer::tokenizer::Encoding;
 use muster_trainer::train::{TrainError, Trained, collate_encodings};
@@ -22,8 +22,6 @@ use crate::stop;
 
 /// Texts that are computed together and held in memory at once.
 const CHUNK_ROWS: usize = 256;
-/// Extensions of files with columns; any other file holds one text per line.
-const TABLES: [&str; 8] = ["csv", "tsv", "tab", "jsonl", "ndjson", "json", "parquet", "pq"];
 
 /// A text or a pair.
 type Texts = (String, Option<String>);
@@ -138,8 +136,8 @@ fn source(args: &PredictArgs) -> anyhow::Result<Source> {
         let texts: Vec<_> = args.text.iter().map(|text| Ok((text.clone(), None))).collect();
         return Ok(Box::new(texts.into_iter()));
     };
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default().to_ascii_lowercase();
-    if TABLES.contains(&extension.as_str()) {
+    // Any other file holds one text per line.
+    if is_table(path) {
         let mut options = SourceOptions::new(args.columns.text_column.clone(), Vec::new(), Task::Unlabelled);
         options.text_pair.clone_from(&args.columns.text_pair_column);
         let reader = Reader::open(std::slice::from_ref(path), &options).map_err(TrainError::from)?;

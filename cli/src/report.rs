@@ -54,9 +54,7 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Checkpoint(CheckpointError::NoSpace { .. })
         | TrainError::Plan(_)
         | TrainError::Pool(_) => Exit::Resources,
-        TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Write { .. } | TrainError::Log(_) => {
-            Exit::Failure
-        }
+        TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Log(_) => Exit::Failure,
     }
 }
 

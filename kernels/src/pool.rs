@@ -147,7 +147,7 @@ impl<'a, T> SharedMut<'a, T> {
     ///
     /// # Safety
     /// While the returned slice lives, no other slice taken from `self` may overlap it.
-    #[allow(clippy::mut_from_ref)] // the point of the type; see Safety
+    #[allow(clippy::mut_from_ref, reason = "the point of the type; see Safety")]
     #[inline(always)]
     pub(crate) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "range {range:?} outside of {}", self.len);

@@ -1,9 +1,12 @@
 //! Bounds of everything that could grow with bad input: files, lists, queues, retries.
 //!
-//! A limit is generous for real work and small enough that reaching it means a mistake.
+//! A limit is generous for real work and small enough that reaching it means a mistake. Limits that are part of a
+//! format's grammar (the pickle reader's) stand beside its reader.
+
+use std::time::Duration;
 
 /// Largest run file, in bytes.
-pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
+pub const MAX_RUN_FILE_BYTES: u64 = 1 << 20;
 /// Most problems of one run file that are listed.
 pub const MAX_PROBLEMS: usize = 50;
 /// Most `--set key=value` overrides of one command.
@@ -11,7 +14,7 @@ pub const MAX_OVERRIDES: usize = 256;
 /// Longest run name, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
 
-/// Most labels (or regression targets) of one task.
+/// Most labels (or regression targets) of one task; more distinct ones mean that the column holds something else.
 pub const MAX_LABELS: usize = 16_384;
 /// Longest label, in bytes.
 pub const MAX_LABEL_BYTES: usize = 256;
@@ -20,12 +23,25 @@ pub const MAX_LABEL_BYTES: usize = 256;
 pub const MIN_SEQUENCE_TOKENS: usize = 5;
 /// Longest sequence, in tokens.
 pub const MAX_SEQUENCE_TOKENS: usize = 32_768;
-/// Most data files of one list of the run file.
+/// Most data files of one list of the run file; a token store has 16 bits for the file of a row.
 pub const MAX_DATA_FILES: usize = 4_096;
-/// Longest text of one row, in bytes, before tokenizing.
+/// Most rows of a data set; the sampler numbers them with 32 bits.
+pub const MAX_ROWS: u64 = u32::MAX as u64;
+/// Most columns of a CSV file.
+pub const MAX_COLUMNS: usize = 10_000;
+/// Longest text of one row, in bytes, before tokenizing; also the longest line of a JSONL file.
 pub const MAX_TEXT_BYTES: usize = 16 << 20;
-/// Most data problems listed before reading stops.
-pub const MAX_DATA_PROBLEMS: usize = 20;
+
+/// Rows that a tokenising thread takes at once.
+pub const CHUNK_ROWS: usize = 256;
+/// A chunk of rows is closed early when its texts hold this many bytes.
+pub const CHUNK_BYTES: usize = 1 << 20;
+/// Chunks in flight per tokenising thread.
+pub const CHUNKS_PER_THREAD: usize = 4;
+/// Steps that the loader prepares ahead.
+pub const LOADER_QUEUE_STEPS: usize = 4;
+/// A read that takes longer than this is reported, and again after each such interval.
+pub const STALL_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Largest global batch, in rows.
 pub const MAX_GLOBAL_BATCH: usize = 1 << 20;
@@ -39,13 +55,39 @@ pub const MAX_EPOCHS: f64 = 1e6;
 pub const MAX_THREADS: usize = 1_024;
 /// Most checkpoints kept at once.
 pub const MAX_KEEP_LAST: usize = 10_000;
+/// Largest `config.json` of a model, in bytes.
+pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
+/// Largest manifest of a checkpoint, in bytes.
+pub const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+/// Largest `state.json` of a checkpoint, in bytes; it grows with every evaluation.
+pub const MAX_STATE_BYTES: u64 = 64 << 20;
 
-/// Steps that the loader prepares ahead.
-pub const LOADER_QUEUE_STEPS: usize = 4;
-/// Bytes of metadata accepted at the head of a safetensors file.
-pub const MAX_TENSOR_HEADER_BYTES: u64 = 100 << 20;
-/// Attempts of a download from the hub before it fails.
+/// Largest tokenizer file, in bytes; the largest known `tokenizer.json` has about 40 MB.
+pub const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+/// Largest SentencePiece file, in bytes; pieces take more room in memory than in the file, and known ones have 5 MB.
+pub const MAX_SPM_BYTES: u64 = 32 << 20;
+
+/// Most shards of a model.
+pub const MAX_SHARDS: usize = 1_024;
+/// Largest index of shards, in bytes.
+pub const MAX_SHARD_INDEX_BYTES: u64 = 64 << 20;
+/// Largest header of a safetensors file, in bytes; the format's own limit.
+pub const MAX_TENSOR_HEADER_BYTES: u64 = 100_000_000;
+/// Most entries of the zip directory of a PyTorch file; a model has one per storage.
+pub const MAX_ZIP_ENTRIES: usize = 100_000;
+
+/// Attempts to continue an interrupted download from the hub.
 pub const HUB_RETRIES: usize = 3;
+/// Deadline of the hub's answer to a small request.
+pub const HUB_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// A download without a byte for this long is given up.
+pub const HUB_STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Progress events of a download under way; bytes are merged, so few are needed.
+pub const HUB_EVENT_QUEUE: usize = 64;
+/// Most files in the hub's list of a model.
+pub const MAX_HUB_FILES: usize = 10_000;
+/// Largest token file, in bytes.
+pub const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 /// Most CPUs of a machine that the topology reader accepts.
 pub const MAX_CPUS: usize = 8_192;

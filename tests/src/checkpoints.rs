@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_trainer::checkpoint::{
-    Best, Contents, Evaluation, Fingerprints, STATE_FORMAT, State, Totals, Window, layout_fingerprint,
+    Best, Contents, Evaluation, Fingerprints, STATE_FORMAT, State, Totals, layout_fingerprint,
 };
 use muster_trainer::params::{Layout, ParamKind};
 use muster_trainer::weights::FileDtype;
@@ -37,8 +37,7 @@ pub fn state(layout: &Layout, step: u64) -> State {
         global_batch: 32,
         seed: 42,
         best: Some(Best { metric: "accuracy".into(), value: 0.1 + 0.2, step: 1 }),
-        evaluations_without_gain: 2,
-        window: Window { loss_sum: 1.0 / 3.0, rows: 64, tokens: 999, steps: 2 },
+        evaluations_without_improvement: 2,
         totals: Totals { rows: step * 32, tokens: step * 999, skipped_steps: 1, train_ms: 1234 },
         evaluations: vec![Evaluation { step: 1, metrics: BTreeMap::from([("accuracy".into(), 0.1 + 0.2)]) }],
         fingerprints: Fingerprints {
@@ -63,8 +62,8 @@ pub fn contents<'a>(
         state,
         layout,
         master: arena,
-        moment1: arena,
-        moment2: arena,
+        first_moment: arena,
+        second_moment: arena,
         config,
         dtype,
         tokenizer_files: &[],

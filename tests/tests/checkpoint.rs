@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use muster_tests::checkpoints::{contents, layout, state};
 use muster_trainer::checkpoint::{
-    ArenasMut, CheckpointError, Contents, MANIFEST, Manifest, STATE, State, Store, TRAINER_STATE,
-    check_space, checkpoint_name, estimated_bytes, latest_valid, list, load, verify,
+    CheckpointError, Contents, MANIFEST, Manifest, STATE, State, Store, TRAINER_STATE, check_space,
+    checkpoint_name, estimated_bytes, latest_valid, list, load, verify,
 };
-use muster_trainer::params::Layout;
+use muster_trainer::params::{ArenasMut, Layout};
 use muster_trainer::tokenizer::TokenizerFile;
 use muster_trainer::weights::{FileDtype, SafetensorsWriter, TensorOut};
 use serde_json::{Value, json};
@@ -44,8 +44,8 @@ impl Run {
 
     fn load(&self, path: &Path) -> Result<(State, [Vec<f32>; 3]), CheckpointError> {
         let mut arenas = [(); 3].map(|()| vec![f32::NAN; self.layout.arena_len()]);
-        let [master, moment1, moment2] = &mut arenas;
-        let state = load(path, &self.layout, ArenasMut { master, moment1, moment2 })?;
+        let [master, first_moment, second_moment] = &mut arenas;
+        let state = load(path, &self.layout, ArenasMut { master, first_moment, second_moment })?;
         Ok((state, arenas))
     }
 }
@@ -85,20 +85,20 @@ fn everything_comes_back_bit_by_bit_in_both_types() {
         };
         (0..run.layout.arena_len()).map(|k| hash(k) as u32 as f32 / u32::MAX as f32 - 0.5).collect()
     };
-    let [master, moment1, moment2] = [1, 2, 3].map(noise);
+    let [master, first_moment, second_moment] = [1, 2, 3].map(noise);
     let store = Store::open(run.dir.path(), 9).unwrap();
     for (step, dtype) in [(7, FileDtype::F32), (8, FileDtype::Bf16)] {
         let state = state(&run.layout, step);
         let contents = Contents {
-            moment1: &moment1,
-            moment2: &moment2,
+            first_moment: &first_moment,
+            second_moment: &second_moment,
             ..contents(&state, &run.layout, &master, &run.config, dtype)
         };
         let saved = store.save(&contents).unwrap();
         assert!(saved.bytes <= contents.bytes_needed() && saved.bytes <= estimated_bytes(&run.layout, dtype));
         let (loaded, arenas) = run.load(&saved.path).unwrap();
         assert_eq!(loaded, state);
-        assert_eq!(arenas[1..], [moment1.clone(), moment2.clone()]);
+        assert_eq!(arenas[1..], [first_moment.clone(), second_moment.clone()]);
         for param in run.layout.params() {
             assert_eq!(
                 arenas[0][param.range.clone()],
@@ -289,8 +289,8 @@ fn each_missing_arena_is_named() {
     let state = state(&run.layout, 5);
     store.save(&contents(&state, &run.layout, &arena, &run.config, FileDtype::Bf16)).unwrap();
     let shape = [run.layout.arena_len()];
-    for missing in ["moment1", "moment2", "master"] {
-        let kept = ["moment1", "moment2", "master"].into_iter().filter(|name| *name != missing);
+    for missing in ["first_moment", "second_moment", "master"] {
+        let kept = ["first_moment", "second_moment", "master"].into_iter().filter(|name| *name != missing);
         let tensors = kept.map(|name| TensorOut { name, shape: &shape, data: &arena }).collect();
         let mut bytes = Vec::new();
         SafetensorsWriter::new(tensors, FileDtype::F32).write_to(&mut bytes).unwrap();

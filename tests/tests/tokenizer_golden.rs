@@ -2,12 +2,12 @@
 //!
 //! The fixtures were made by `fixtures/tokenizer/make.py`: ids of `spm_encode` and of `transformers`.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of test functions")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use muster_proto::truncation::{Keep, Truncation};
+use muster_proto::run_spec::{Keep, Truncation};
 use muster_trainer::tokenizer::{
     Encoding, Spm, Texts, Tokenizer, TokenizerError, TokenizerFile, TruncationRule,
 };

@@ -95,7 +95,8 @@ fn the_thread_count_changes_no_bit() {
         let mut three = fixture.engine::<f32>(3);
         let losses = [&mut one, &mut three].map(|e| e.train(&fixture.batch, Step(0), 3));
         assert_eq!(losses[0].to_bits(), losses[1].to_bits(), "{name}: loss");
-        let differing = one.gradients().iter().zip(three.gradients()).filter(|(a, b)| a.to_bits() != b.to_bits());
+        let differing =
+            one.gradients().iter().zip(three.gradients()).filter(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(differing.count(), 0, "{name}: gradients");
     }
 }
@@ -116,9 +117,9 @@ fn bf16_is_close_to_f32() {
     }
 }
 
-/// facts/cases.md 1: raw scores of 1e5 overflow a narrow softmax.
+/// Raw scores of 1e5 overflow a narrow softmax.
 #[test]
-fn huge_scores_stay_finite_and_agree_between_precisions() {
+fn case_1_huge_scores_stay_finite_and_agree_between_precisions() {
     let mut fixture = load("deberta-v3");
     for param in fixture.model.layout().params() {
         if param.name.contains("query_proj") || param.name.contains("key_proj") {

@@ -23,6 +23,17 @@ pub enum Targets {
     },
 }
 
+/// One row as the tokenizer gives it: one text or a pair as token ids, special tokens included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoding {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Index of the first token of type 1; `ids.len()` if every token has type 0 (no pair, or a model without types).
+    pub second_from: u32,
+    /// Length the row would have without truncation, special tokens included.
+    pub full_len: u32,
+}
+
 /// A packed micro-batch of `R` rows and `T` tokens in all.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch {
@@ -41,6 +52,28 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// Starts a micro-batch without rows and targets.
+    pub fn empty() -> Self {
+        Self {
+            ids: Vec::new(),
+            type_ids: Vec::new(),
+            positions: Vec::new(),
+            offsets: vec![0],
+            row_ids: Vec::new(),
+            targets: Targets::None,
+        }
+    }
+
+    /// Lays a row behind the others; tokens from `second_from` on have type 1.
+    pub fn push(&mut self, row_id: u64, ids: &[u32], second_from: u32) {
+        let len = ids.len() as u32;
+        self.ids.extend_from_slice(ids);
+        self.type_ids.extend((0..len).map(|at| u32::from(at >= second_from)));
+        self.positions.extend(0..len);
+        self.offsets.push(self.ids.len() as u32);
+        self.row_ids.push(row_id);
+    }
+
     /// Counts the rows (`R`).
     pub fn rows(&self) -> usize {
         self.row_ids.len()

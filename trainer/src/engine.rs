@@ -12,7 +12,7 @@ use muster_proto::Step;
 
 use crate::batch::{MicroBatch, Targets};
 use crate::model::Model;
-use crate::params::Params;
+use crate::params::{ArenasMut, Params};
 use crate::tape::{DropoutKeys, Tape, Workspace};
 
 /// Elements that one task clears.
@@ -115,17 +115,16 @@ impl<E: Element> Engine<E> {
         digest(self.weights())
     }
 
-    /// Replaces weights and moments, all in arena order.
+    /// Lets `read` overwrite weights and moments where they are, and drops the gradients. No second copy of the
+    /// model exists meanwhile.
     ///
-    /// # Panics
-    /// If a length differs from the arena's.
-    pub fn restore(&mut self, weights: Vec<f32>, first_moment: Vec<f32>, second_moment: Vec<f32>) {
-        let len = self.grads.len();
-        assert!(first_moment.len() == len && second_moment.len() == len, "moments must fill the arena");
-        self.params = Params::new(self.model.layout().clone(), weights);
-        self.first_moment = first_moment;
-        self.second_moment = second_moment;
-        self.grads.fill(0.0);
+    /// # Errors
+    /// Those of `read`; weights and moments are then of no use.
+    pub fn restore<T, X>(&mut self, read: impl FnOnce(ArenasMut<'_>) -> Result<T, X>) -> Result<T, X> {
+        let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
+        let read = self.params.overwrite(|master| read(ArenasMut { master, first_moment, second_moment }))?;
+        self.clear_gradients();
+        Ok(read)
     }
 
     /// Runs one micro-batch forward and backward; returns the SUM of its rows' losses.

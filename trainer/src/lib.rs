@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod batch;
+mod bounded;
 pub mod checkpoint;
 pub mod data;
 pub mod engine;
@@ -21,4 +22,3 @@ pub mod tokenizer;
 pub mod topology;
 pub mod train;
 pub mod weights;
-

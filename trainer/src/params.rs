@@ -151,6 +151,17 @@ pub struct Table {
     pub cols: usize,
 }
 
+/// The arenas that a checkpoint fills, each with the layout of the model.
+#[derive(Debug)]
+pub struct ArenasMut<'a> {
+    /// f32 weights.
+    pub master: &'a mut [f32],
+    /// First moments.
+    pub first_moment: &'a mut [f32],
+    /// Second moments.
+    pub second_moment: &'a mut [f32],
+}
+
 /// The weights of a model: what forward computes with, and the f32 values the optimizer moves.
 ///
 /// In f32 both are one arena; in bf16 the master is kept beside the rounded copy.
@@ -167,9 +178,21 @@ impl<E: Element> Params<E> {
     /// If `master` is not as long as the layout's arena.
     pub fn new(layout: Arc<Layout>, master: Vec<f32>) -> Self {
         assert_eq!(master.len(), layout.arena_len(), "weights must fill the arena");
-        let compute: Vec<E> = master.iter().map(|&x| E::from_f32(x)).collect();
-        let master = if E::as_f32(&compute).is_some() { Vec::new() } else { master };
-        Self { layout, compute, master }
+        // In f32 the arena itself is what forward reads: a copy would hold the model twice while it is loaded.
+        match bytemuck::allocation::try_cast_vec::<f32, E>(master) {
+            Ok(compute) => Self { layout, compute, master: Vec::new() },
+            Err((_, master)) => Self { layout, compute: rounded(&master), master },
+        }
+    }
+
+    /// Lets `write` overwrite the f32 weights, then refreshes the rounded copy, where there is one.
+    pub fn overwrite<T>(&mut self, write: impl FnOnce(&mut [f32]) -> T) -> T {
+        let (master, compute) = self.update_parts();
+        let written = write(master);
+        if let Some(compute) = compute {
+            compute.iter_mut().zip(&*master).for_each(|(to, &from)| *to = E::from_f32(from));
+        }
+        written
     }
 
     /// The layout of every arena.
@@ -195,5 +218,37 @@ impl<E: Element> Params<E> {
         } else {
             (&mut self.master, Some(&mut self.compute))
         }
+    }
+}
+
+fn rounded<E: Element>(master: &[f32]) -> Vec<E> {
+    master.iter().map(|&x| E::from_f32(x)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_kernels::bf16;
+
+    use super::*;
+
+    fn layout() -> Arc<Layout> {
+        let mut layout = Layout::default();
+        layout.push("a".into(), &[3], ParamKind::Bias, false);
+        Arc::new(layout)
+    }
+
+    #[test]
+    fn f32_weights_are_taken_over_and_bf16_ones_are_rounded_beside_the_master() {
+        let weights = vec![1.0, 1.001, -2.0];
+        let address = weights.as_ptr();
+        let f32s = Params::<f32>::new(layout(), weights.clone());
+        assert_eq!((f32s.compute(), f32s.master()), (&weights[..], &weights[..]));
+        let f32s = Params::<f32>::new(layout(), weights);
+        assert_eq!(f32s.compute().as_ptr(), address, "no copy");
+        let mut bf16s = Params::<bf16>::new(layout(), vec![1.0, 1.001, -2.0]);
+        assert_eq!(bf16s.compute()[1], bf16::ONE, "rounded to eight bits");
+        assert_eq!(bf16s.master()[1], 1.001);
+        bf16s.overwrite(|master| master.fill(0.5));
+        assert_eq!(bf16s.compute(), [bf16::from_f32(0.5); 3], "the copy follows the master");
     }
 }

@@ -180,7 +180,7 @@ impl Cpu {
         ];
         let best = self.best();
         let allowed = cap.map_or(best, |c| c.min(best));
-        // The strongest kernels of this release are AVX-512 in f32.
+        // There are no kernels for bf16 instructions: the strongest ones are AVX-512 in f32.
         let chosen = allowed.min(Isa::Avx512);
         let width = match chosen {
             Isa::Scalar => "baseline instructions, no fused multiply-add",
@@ -190,9 +190,7 @@ impl Cpu {
         let reason = match cap {
             Some(c) if c < best && chosen == c => format!("{width}; capped to {c}, the CPU could do {best}"),
             _ if chosen < allowed => {
-                format!(
-                    "{width}; the CPU has {allowed}, which this release does not use: bf16 is widened to f32"
-                )
+                format!("{width}; the CPU has {allowed}, which no kernel uses: bf16 is widened to f32")
             }
             _ => format!("{width}; the best this CPU has"),
         };
@@ -252,7 +250,7 @@ mod tests {
             (cpu(false, false, false, false), None, Isa::Scalar, Isa::Scalar, "baseline"),
             (cpu(true, false, false, false), None, Isa::Avx2, Isa::Avx2, "the best this CPU has"),
             (cpu(true, true, false, false), None, Isa::Avx512, Isa::Avx512, "16 lanes"),
-            (cpu(true, true, true, false), None, Isa::Avx512Bf16, Isa::Avx512, "does not use"),
+            (cpu(true, true, true, false), None, Isa::Avx512Bf16, Isa::Avx512, "no kernel uses"),
             (cpu(true, true, true, true), None, Isa::Amx, Isa::Avx512, "the CPU has amx"),
             (cpu(true, true, true, true), Some(Isa::Avx2), Isa::Amx, Isa::Avx2, "capped to avx2"),
             (cpu(true, false, false, false), Some(Isa::Amx), Isa::Avx2, Isa::Avx2, "the best"),

@@ -1,5 +1,5 @@
 //! Every operation against the scalar reference, for f32 and bf16, on every instruction set of the machine.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests stand outside of test functions")]
 
 mod attention;
 mod common;

@@ -20,7 +20,7 @@ pub enum SpecError {
         source: io::Error,
     },
     /// The file is larger than any run file can be.
-    #[error("{} has {bytes} bytes; a run file has at most {}", path.display(), limits::MAX_CONFIG_BYTES)]
+    #[error("{} has {bytes} bytes; a run file has at most {}", path.display(), limits::MAX_RUN_FILE_BYTES)]
     TooLarge {
         /// The run file.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub enum SpecError {
         /// Byte of that line, from 1.
         column: usize,
     },
-    /// The file is of another version than this release reads.
+    /// The file is of another version than is read.
     #[error("{}:{line}:{column}: {}", path.display(), migration(*found))]
     Version {
         /// The run file.

@@ -102,6 +102,31 @@ choice! {
 }
 
 choice! {
+    /// Which text of a pair gives way when both do not fit.
+    Truncation {
+        /// The longer text until both are equally long, then both; a token left over goes to the longer text, and to
+        /// the second if they were equally long.
+        LongestFirst = "longest_first",
+        /// The first text; the second is never shortened.
+        OnlyFirst = "only_first",
+        /// The second text; the first is never shortened.
+        OnlySecond = "only_second",
+    }
+}
+
+choice! {
+    /// Which part of a shortened text is kept.
+    Keep {
+        /// Its beginning.
+        Head = "head",
+        /// Its end.
+        Tail = "tail",
+        /// Its beginning and its end, in equal parts; an odd token goes to the beginning.
+        HeadTail = "head_tail",
+    }
+}
+
+choice! {
     /// Course of the learning rate after the warm-up.
     Schedule {
         /// Falls in a line to 0 at the last step.

@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::truncation::{Keep, Truncation};
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
-    Columns, DataFormat, EvalEvery, Init, OnLong, OnNonFinite, Precision, Schedule, TaskType, metric_names,
+    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Precision, Schedule, TaskType,
+    Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
 
@@ -26,8 +26,11 @@ mod schema;
 mod tests;
 mod validate;
 
-/// Version of the run file that this release reads and writes.
+/// Version of the run file that is read and written.
 pub const VERSION: u32 = 1;
+
+/// Text between the labels of one multi-label column, unless another one is given.
+pub const DEFAULT_LABEL_SEPARATOR: &str = "|";
 
 /// One training run, as its run file describes it, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -29,7 +29,7 @@ impl RunSpec {
     pub fn load_with(path: &Path, overrides: &[String]) -> Result<Self, SpecError> {
         let read = |source| SpecError::Read { path: path.to_owned(), source };
         let bytes = fs::metadata(path).map_err(read)?.len();
-        if bytes > limits::MAX_CONFIG_BYTES {
+        if bytes > limits::MAX_RUN_FILE_BYTES {
             return Err(SpecError::TooLarge { path: path.to_owned(), bytes });
         }
         let bytes = fs::read(path).map_err(read)?;
@@ -191,8 +191,8 @@ fn read_task(r: &mut Reader<'_>) -> TaskSpec {
 fn read_data(r: &mut Reader<'_>, base: &Path) -> DataSpec {
     let kind: Option<TaskType> = r.text_choice("task.type");
     let label = Columns(r.texts("data.label").unwrap_or_else(|| vec!["label".into()]));
-    let default_separator =
-        (kind == Some(TaskType::MultiLabel) && label.single().is_some()).then(|| "|".into());
+    let default_separator = (kind == Some(TaskType::MultiLabel) && label.single().is_some())
+        .then(|| DEFAULT_LABEL_SEPARATOR.into());
     let length =
         r.whole("data.max_length", limits::MIN_SEQUENCE_TOKENS as u64, limits::MAX_SEQUENCE_TOKENS as u64);
     DataSpec {
@@ -206,10 +206,8 @@ fn read_data(r: &mut Reader<'_>, base: &Path) -> DataSpec {
         label,
         label_separator: separator(r).or(default_separator),
         max_length: length.map_or(256, |n| n as usize),
-        truncation: r
-            .choice("data.truncation", &["longest_first", "only_first", "only_second"])
-            .unwrap_or(Truncation::LongestFirst),
-        keep: r.choice("data.keep", &["head", "tail", "head_tail"]).unwrap_or(Keep::Head),
+        truncation: r.choice("data.truncation", Truncation::NAMES).unwrap_or(Truncation::LongestFirst),
+        keep: r.choice("data.keep", Keep::NAMES).unwrap_or(Keep::Head),
         on_long: r.choice("data.on_long", OnLong::NAMES).unwrap_or(OnLong::Truncate),
         cache_dir: path(r, base, "data.cache_dir"),
     }

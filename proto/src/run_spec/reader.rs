@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Place, Problem};
 use super::schema;
+use crate::nearest;
 
 /// The largest whole number of TOML: "no upper bound" for [`Reader::whole`].
 pub(super) const UNBOUNDED: u64 = i64::MAX as u64;
@@ -90,7 +91,7 @@ impl<'a> Reader<'a> {
         if schema::find(section).is_some() {
             return self.note(place, section, "is a single value, not a table".into());
         }
-        let message = match schema::nearest(section, schema::SECTIONS.iter().copied()) {
+        let message = match nearest(section, schema::SECTIONS.iter().copied()) {
             Some(near) => format!("is not a section of a run file; did you mean [{near}]?"),
             None => format!("is not a section of a run file; sections are {}", schema::SECTIONS.join(", ")),
         };
@@ -221,7 +222,7 @@ impl<'a> Reader<'a> {
         };
         let parsed: Result<T, serde::de::value::Error> = T::deserialize(name.as_ref().into_deserializer());
         if parsed.is_err() {
-            let near = schema::nearest(name, names.iter().copied());
+            let near = nearest(name, names.iter().copied());
             let near = near.map(|n| format!("; did you mean \"{n}\"?")).unwrap_or_default();
             self.problem(key, format!("must be {}, not \"{name}\"{near}", one_of(names)));
         }

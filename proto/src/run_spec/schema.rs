@@ -1,6 +1,6 @@
 //! The table of every key. Unknown keys are checked against it, and so is `docs/run-file.md`.
 
-use strsim::damerau_levenshtein;
+use crate::nearest;
 
 /// One key of the run file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,15 +98,4 @@ pub(super) fn nearest_key(unknown: &str) -> Option<&'static str> {
 
 fn by_last_word(word: &str) -> Option<&'static str> {
     KEYS.iter().map(|k| k.name).find(|name| name.rsplit('.').next() == Some(word))
-}
-
-/// The nearest of some names by edit distance, unless even that one is far.
-pub(super) fn nearest<'n>(word: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
-    let far = (word.chars().count() / 3).max(2);
-    names
-        .into_iter()
-        .map(|name| (damerau_levenshtein(word, name), name))
-        .filter(|&(distance, _)| distance <= far)
-        .min_by_key(|&(distance, _)| distance)
-        .map(|(_, name)| name)
 }

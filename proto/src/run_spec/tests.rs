@@ -341,7 +341,7 @@ fn unreadable_files_are_told_apart() {
     assert!(matches!(error, SpecError::NotUtf8 { line: 2, column: 10, .. }), "{error:?}");
 
     let large = dir.join("large.toml");
-    fs::write(&large, vec![b'#'; crate::limits::MAX_CONFIG_BYTES as usize + 1]).unwrap();
+    fs::write(&large, vec![b'#'; crate::limits::MAX_RUN_FILE_BYTES as usize + 1]).unwrap();
     assert!(matches!(RunSpec::load(&large).unwrap_err(), SpecError::TooLarge { .. }));
     fs::remove_dir_all(dir).unwrap();
 }

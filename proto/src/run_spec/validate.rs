@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use super::reader::Reader;
-use super::schema::nearest;
 use super::{RunSpec, TaskType, metric_names};
-use crate::limits;
+use crate::{limits, nearest};
 
 /// Notes every broken rule of a run file.
 pub(super) fn check(spec: &RunSpec, r: &mut Reader<'_>) {

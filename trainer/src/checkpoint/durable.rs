@@ -69,6 +69,19 @@ pub(crate) fn write_tokenizer_file(file: &TokenizerFile, dir: &Path) -> Result<F
     }
 }
 
+/// Writes a file under a temporary name beside it, syncs it and renames it: readers see the old file or the new one.
+pub(crate) fn replace_file(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let (path, temp) = (dir.join(name), dir.join(format!(".tmp-{name}")));
+    let write = || {
+        let mut file = File::create(&temp)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temp, &path)
+    };
+    write().map_err(CheckpointError::io("write", path.as_path()))?;
+    sync_dir(dir)
+}
+
 /// Syncs a folder, so that names in it survive a crash.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
     File::open(dir).and_then(|handle| handle.sync_all()).map_err(CheckpointError::io("sync", dir))

@@ -82,7 +82,7 @@ pub enum CheckpointError {
         member: String,
         /// Why.
         #[source]
-        source: WeightsError,
+        source: Box<WeightsError>,
     },
     /// The weights don't fit the model.
     #[error("the weights of checkpoint {path} don't fit the model", path = path.display())]
@@ -91,7 +91,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: WeightsError,
+        source: Box<WeightsError>,
     },
     /// Something that must stay the same since the checkpoint was written has changed.
     #[error("the {what} changed since the checkpoint was written (was {saved:016x}, is {now:016x})")]

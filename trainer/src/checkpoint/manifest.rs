@@ -4,19 +4,19 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
+use muster_proto::limits::MAX_MANIFEST_BYTES;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::error::CheckpointError;
 use super::state::hex;
+use crate::bounded;
 use crate::weights::is_plain_name;
 
 /// Name of the file.
 pub const MANIFEST: &str = "manifest.json";
 /// Version of the manifest.
 pub const MANIFEST_FORMAT: u32 = 1;
-/// Largest manifest read, in bytes.
-const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 
 /// Every file of a checkpoint but the manifest itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,11 +55,8 @@ impl Manifest {
     pub(super) fn check(checkpoint: &Path, depth: Depth) -> Result<Self, CheckpointError> {
         let damaged = |reason: String| CheckpointError::Damaged { path: checkpoint.to_owned(), reason };
         let path = checkpoint.join(MANIFEST);
-        let size = fs::metadata(&path).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?.len();
-        if size > MAX_MANIFEST_BYTES {
-            return Err(damaged(format!("{MANIFEST} has {size} bytes")));
-        }
-        let text = fs::read(&path).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
+        let text = bounded::read(&path, MAX_MANIFEST_BYTES)
+            .map_err(|error| damaged(format!("{MANIFEST}: {}", io::Error::from(error))))?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|error| damaged(format!("{MANIFEST}: {error}")))?;
         if manifest.format != MANIFEST_FORMAT {

@@ -23,6 +23,6 @@ mod state;
 pub use durable::check_space;
 pub use error::CheckpointError;
 pub use manifest::{FileRecord, MANIFEST, Manifest};
-pub use read::{ArenasMut, Entry, Found, latest_valid, list, load, read_state, verify};
+pub use read::{Entry, Found, latest_valid, list, load, load_found, read_state, verify};
 pub use save::{Contents, STATE, Saved, Store, TRAINER_STATE, checkpoint_name, estimated_bytes};
-pub use state::{Best, Evaluation, Fingerprints, STATE_FORMAT, State, Totals, Window, layout_fingerprint};
+pub use state::{Best, Evaluation, Fingerprints, STATE_FORMAT, State, Totals, layout_fingerprint};

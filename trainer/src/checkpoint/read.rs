@@ -1,15 +1,19 @@
 //! Finds, checks and reads checkpoints. Never writes, so it works on the folder of a running job too.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+
+use muster_proto::limits::MAX_STATE_BYTES;
 
 use super::error::CheckpointError;
 use super::manifest::{Depth, Manifest};
-use super::save::{MASTER, MOMENT_1, MOMENT_2, STATE, TRAINER_STATE};
+use super::save::{FIRST_MOMENT, MASTER, SECOND_MOMENT, STATE, TRAINER_STATE};
 use super::state::{State, layout_fingerprint};
+use crate::bounded;
 use crate::export::WEIGHTS;
-use crate::params::Layout;
-use crate::weights::{HeadRule, LoadRules, WeightFiles, load_into};
+use crate::params::{ArenasMut, Layout};
+use crate::weights::{HeadRule, LoadRules, WeightFiles, WeightsError, load_into};
 
 /// A folder that is named like a checkpoint; not yet checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,24 +35,13 @@ pub struct Found {
     pub skipped: Vec<String>,
 }
 
-/// Arenas to fill from a checkpoint.
-#[derive(Debug)]
-pub struct ArenasMut<'a> {
-    /// f32 weights.
-    pub master: &'a mut [f32],
-    /// First moments.
-    pub moment1: &'a mut [f32],
-    /// Second moments.
-    pub moment2: &'a mut [f32],
-}
-
 /// Lists the checkpoints of a folder, oldest first; a missing folder has none.
 ///
 /// # Errors
 /// The folder can't be read.
 pub fn list(dir: &Path) -> Result<Vec<Entry>, CheckpointError> {
     let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.map_err(CheckpointError::io("list", dir))?,
     };
     let mut found = Vec::new();
@@ -107,7 +100,8 @@ pub fn latest_valid(dir: &Path) -> Result<Option<Found>, CheckpointError> {
 /// The file is missing, or a member is missing, unknown or of a wrong type.
 pub fn read_state(checkpoint: &Path) -> Result<State, CheckpointError> {
     let path = checkpoint.join(STATE);
-    let text = fs::read(&path).map_err(CheckpointError::io("read", path.as_path()))?;
+    let text = bounded::read(&path, MAX_STATE_BYTES).map_err(io::Error::from);
+    let text = text.map_err(CheckpointError::io("read", path.as_path()))?;
     State::from_json(&path, &text)
 }
 
@@ -119,25 +113,46 @@ pub fn read_state(checkpoint: &Path) -> Result<State, CheckpointError> {
 /// # Panics
 /// If an arena is not as long as the layout's.
 pub fn load(checkpoint: &Path, layout: &Layout, arenas: ArenasMut) -> Result<State, CheckpointError> {
-    for arena in [&*arenas.master, &*arenas.moment1, &*arenas.moment2] {
+    verify(checkpoint)?;
+    fill(checkpoint, layout, arenas)
+}
+
+/// As [`load`], for a checkpoint whose bytes [`latest_valid`] has just verified: they are not read once more for that.
+///
+/// # Errors
+/// As [`load`].
+///
+/// # Panics
+/// As [`load`].
+pub fn load_found(found: &Found, layout: &Layout, arenas: ArenasMut) -> Result<State, CheckpointError> {
+    fill(&found.path, layout, arenas)
+}
+
+fn fill(checkpoint: &Path, layout: &Layout, arenas: ArenasMut) -> Result<State, CheckpointError> {
+    for arena in [&*arenas.master, &*arenas.first_moment, &*arenas.second_moment] {
         assert_eq!(arena.len(), layout.arena_len(), "arenas must have the layout's length");
     }
-    verify(checkpoint)?;
     let state = read_state(checkpoint)?;
     let now = layout_fingerprint(layout);
     if state.fingerprints.layout != now {
         return Err(CheckpointError::Changed { what: "model", saved: state.fingerprints.layout, now });
     }
     let path = checkpoint.join(TRAINER_STATE);
-    let weights_error = |source| CheckpointError::Weights { path: checkpoint.to_owned(), source };
+    let weights_error = |source: WeightsError| CheckpointError::Weights {
+        path: checkpoint.to_owned(),
+        source: source.into(),
+    };
     let trainer_state = WeightFiles::open_file(&path).map_err(weights_error)?;
     let read = |member: &str, out: &mut [f32]| {
-        let wrong =
-            |source| CheckpointError::Member { path: path.clone(), member: member.to_owned(), source };
+        let wrong = |source: WeightsError| CheckpointError::Member {
+            path: path.clone(),
+            member: member.to_owned(),
+            source: source.into(),
+        };
         trainer_state.read_f32(member, out).map_err(wrong)
     };
-    read(MOMENT_1, arenas.moment1)?;
-    read(MOMENT_2, arenas.moment2)?;
+    read(FIRST_MOMENT, arenas.first_moment)?;
+    read(SECOND_MOMENT, arenas.second_moment)?;
     let model = WeightFiles::open_file(&checkpoint.join(WEIGHTS)).map_err(weights_error)?;
     if model.tensors().all(|tensor| tensor.dtype == crate::weights::StoredDtype::F32) {
         arenas.master.fill(0.0);

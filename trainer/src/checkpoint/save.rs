@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::durable::{check_space, write_tokenizer_file, install_dir, sync_dir, write_file};
+use super::durable::{check_space, install_dir, sync_dir, write_file, write_tokenizer_file};
 use super::error::CheckpointError;
 use super::manifest::{Depth, MANIFEST, MANIFEST_FORMAT, Manifest};
 use super::read::list;
@@ -32,8 +32,8 @@ const LOCK: &str = ".lock";
 const SLACK_BYTES: u64 = 256 * 1024;
 
 /// Tensors of [`TRAINER_STATE`].
-pub(super) const MOMENT_1: &str = "moment1";
-pub(super) const MOMENT_2: &str = "moment2";
+pub(super) const FIRST_MOMENT: &str = "first_moment";
+pub(super) const SECOND_MOMENT: &str = "second_moment";
 pub(super) const MASTER: &str = "master";
 
 /// Everything a checkpoint holds, borrowed from the run.
@@ -46,9 +46,9 @@ pub struct Contents<'a> {
     /// f32 weights, arena order.
     pub master: &'a [f32],
     /// First moments, arena order.
-    pub moment1: &'a [f32],
+    pub first_moment: &'a [f32],
     /// Second moments, arena order.
-    pub moment2: &'a [f32],
+    pub second_moment: &'a [f32],
     /// Final `config.json` of the model.
     pub config: &'a Value,
     /// Element type of `model.safetensors`; with bf16 the f32 master weights are stored besides.
@@ -185,7 +185,8 @@ impl<'a> Contents<'a> {
     /// Whole arenas as tensors of one dimension, gaps included; `shape` is their length.
     fn trainer_state<'b>(&'b self, shape: &'b [usize]) -> SafetensorsWriter<'b> {
         let arena = |name, data: &'b [f32]| TensorOut { name, shape, data };
-        let mut tensors = vec![arena(MOMENT_1, self.moment1), arena(MOMENT_2, self.moment2)];
+        let mut tensors =
+            vec![arena(FIRST_MOMENT, self.first_moment), arena(SECOND_MOMENT, self.second_moment)];
         // In f32 the master weights are `model.safetensors`, bit by bit.
         if self.dtype != FileDtype::F32 {
             tensors.push(arena(MASTER, self.master));

@@ -35,10 +35,8 @@ pub struct State {
     /// Best evaluation so far.
     #[serde(deserialize_with = "Option::deserialize")]
     pub best: Option<Best>,
-    /// Evaluations in a row without a better result.
-    pub evaluations_without_gain: u32,
-    /// Training loss not yet logged.
-    pub window: Window,
+    /// Evaluations in a row without improvement.
+    pub evaluations_without_improvement: u32,
     /// Totals since the first step.
     pub totals: Totals,
     /// Results of all evaluations, oldest first.
@@ -58,21 +56,6 @@ pub struct Best {
     pub value: f64,
     /// Step after which it was measured; its checkpoint is never pruned.
     pub step: u64,
-}
-
-/// Sums of the steps since the last log line.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Window {
-    /// Sum of row losses.
-    #[serde(with = "exact")]
-    pub loss_sum: f64,
-    /// Rows.
-    pub rows: u64,
-    /// Tokens.
-    pub tokens: u64,
-    /// Steps.
-    pub steps: u64,
 }
 
 /// Sums since the first step.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::labels::LabelOrigin;
-use super::limits;
+use muster_proto::limits;
 
 /// The line (text formats) or the row number (Parquet), both counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,7 +253,7 @@ pub enum SetProblem {
     #[error("no data file is named")]
     NoFiles,
     /// More files than places can name.
-    #[error("{0} data files are named; the limit is {max}", max = limits::MAX_FILES)]
+    #[error("{0} data files are named; the limit is {max}", max = limits::MAX_DATA_FILES)]
     TooManyFiles(usize),
     /// More rows than the sampler can number.
     #[error("more than {max} rows", max = limits::MAX_ROWS)]

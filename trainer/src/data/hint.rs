@@ -2,6 +2,8 @@
 
 use std::io;
 
+use muster_proto::nearest;
+
 use super::error::{DataError, FieldProblem, FileProblem, RowProblem, SetProblem};
 
 impl DataError {
@@ -103,15 +105,4 @@ impl SetProblem {
             _ => None,
         }
     }
-}
-
-/// Finds the candidate most similar to `wanted`, if any is similar at all (case and blanks aside, or a few edits).
-pub fn nearest<'a>(wanted: &str, candidates: impl Iterator<Item = &'a str>) -> Option<String> {
-    let fold = |s: &str| s.trim().to_lowercase().replace(['_', '-', ' '], "");
-    let target = fold(wanted);
-    candidates
-        .map(|name| (strsim::jaro_winkler(&target, &fold(name)), name))
-        .filter(|(score, _)| *score >= 0.8)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, name)| name.to_owned())
 }

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use super::error::{FieldProblem, SetProblem};
-use super::hint;
-use super::limits::MAX_LABELS;
+use muster_proto::limits::MAX_LABELS;
+use muster_proto::nearest;
 
 /// Where a mapping comes from; part of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Labels {
             label: name.into(),
             count: self.len(),
             origin: self.origin,
-            nearest: hint::nearest(name, self.names.iter().map(String::as_str)).map(String::into_boxed_str),
+            nearest: nearest(name, self.names.iter().map(String::as_str)).map(Box::from),
         })
     }
 }

@@ -9,21 +9,21 @@
 //! random state is stored, so a cursor in rows is all that a resumed run needs. Texts are never kept: a file of any
 //! size is read twice (validation, tokenising) with a bounded number of rows in memory.
 //!
-//! This module does not know the run file or the tokenizer: both come in as plain options and a closure.
+//! This module does not know the run file or the tokenizer, only their choices (`OnLong`, `DataFormat`): both come in as
+//! plain options and a closure.
 
-pub mod cache;
-pub mod error;
+mod cache;
+mod error;
 mod hint;
-pub mod labels;
-pub mod limits;
-pub mod loader;
-pub mod pack;
+mod labels;
+mod loader;
+mod pack;
 mod rng;
-pub mod sampler;
-pub mod source;
-pub mod split;
-pub mod survey;
-pub mod targets;
+mod sampler;
+mod source;
+mod split;
+mod survey;
+mod targets;
 
 #[cfg(test)]
 mod loader_tests;
@@ -32,13 +32,13 @@ mod survey_tests;
 #[cfg(test)]
 mod testing;
 
-pub use cache::{BuildOptions, BuildProgress, Encode, OnLong, StoreOrigin, TokenStore, TokenizedRow};
-pub use error::{DataError, Place, Position};
-pub use labels::Labels;
+pub use cache::{BuildOptions, BuildProgress, Encode, StoreOrigin, TokenStore};
+pub use error::{DataError, FieldProblem, FileProblem, Place, Position, RowProblem, SetProblem};
+pub use labels::{LabelOrigin, Labels};
 pub use loader::{LoadPlan, Loader, RowSet, StepBatches};
-pub use pack::{Budget, collate, eval_plan, pack};
+pub use pack::{Budget, collate, pack};
 pub use sampler::{EpochOrder, Sampler};
-pub use source::{Answer, Reader, Role, Row, SourceFormat, SourceOptions, Task};
+pub use source::{Answer, Reader, Role, Row, SourceOptions, Task, is_table};
 pub use split::{Split, split};
 pub use survey::{DataSet, Known, Survey, survey};
 pub use targets::TargetShape;

@@ -41,12 +41,6 @@ pub fn pack(rows: &[u64], length: impl Fn(u64) -> usize, budget: Budget) -> Vec<
     groups
 }
 
-/// Packs all rows `0..lengths.len()` in length order, for evaluation and prediction.
-pub fn eval_plan(lengths: &[usize], budget: Budget) -> Vec<Vec<u64>> {
-    let rows: Vec<u64> = (0..lengths.len() as u64).collect();
-    pack(&rows, |row| lengths[row as usize], budget)
-}
-
 /// Ends of the groups: as few as possible, each near its share of the tokens that are left.
 fn cuts(sorted: &[(usize, u64)], budget: Budget) -> Vec<usize> {
     let furthest = furthest_ends(sorted, budget);
@@ -101,28 +95,25 @@ fn furthest_ends(sorted: &[(usize, u64)], budget: Budget) -> Vec<usize> {
 ///
 /// Panics: a row that the store does not have.
 pub fn collate(store: &TokenStore, rows: &[u64]) -> MicroBatch {
-    let tokens = rows.iter().map(|&row| store.row_tokens(row as usize)).sum();
-    let mut ids = Vec::with_capacity(tokens);
-    let mut type_ids = Vec::with_capacity(tokens);
-    let mut positions = Vec::with_capacity(tokens);
-    let mut offsets = Vec::with_capacity(rows.len() + 1);
-    offsets.push(0);
+    let mut batch = MicroBatch::empty();
     for &row in rows {
-        let (row_ids, second_from) = store.row(row as usize);
-        let len = row_ids.len() as u32;
-        ids.extend_from_slice(row_ids);
-        type_ids.extend((0..len).map(|at| u32::from(at >= second_from)));
-        positions.extend(0..len);
-        offsets.push(ids.len() as u32);
+        let (ids, second_from) = store.row(row as usize);
+        batch.push(row, ids, second_from);
     }
-    let targets = store.shape().collate(rows.iter().map(|&row| store.target_words(row as usize)));
-    MicroBatch { ids, type_ids, positions, offsets, row_ids: rows.to_vec(), targets }
+    batch.targets = store.shape().collate(rows.iter().map(|&row| store.target_words(row as usize)));
+    batch
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Packs the rows `0..lengths.len()`.
+    fn pack_all(lengths: &[usize], budget: Budget) -> Vec<Vec<u64>> {
+        let rows: Vec<u64> = (0..lengths.len() as u64).collect();
+        pack(&rows, |row| lengths[row as usize], budget)
+    }
 
     fn sums(groups: &[Vec<u64>], lengths: &[usize]) -> Vec<usize> {
         groups.iter().map(|group| group.iter().map(|&row| lengths[row as usize]).sum()).collect()
@@ -134,7 +125,7 @@ mod tests {
             lengths in prop::collection::vec(1usize..600, 1..200), tokens in 1usize..3000, rows in 1usize..50,
         ) {
             let budget = Budget { tokens, rows };
-            let groups = eval_plan(&lengths, budget);
+            let groups = pack_all(&lengths, budget);
             let flat: Vec<u64> = groups.iter().flatten().copied().collect();
             let mut once = flat.clone();
             once.sort_unstable();
@@ -159,7 +150,7 @@ mod tests {
                 }
                 filled += len;
             }
-            prop_assert_eq!(eval_plan(&lengths, Budget::tokens(tokens)).len(), greedy);
+            prop_assert_eq!(pack_all(&lengths, Budget::tokens(tokens)).len(), greedy);
         }
 
         #[test]
@@ -168,7 +159,7 @@ mod tests {
         ) {
             // With rows that are small against the budget no group is tiny: each misses its share by a row at most,
             // and a full group by what does not fit; together less than half of the mean here.
-            let groups = eval_plan(&lengths, Budget::tokens(tokens));
+            let groups = pack_all(&lengths, Budget::tokens(tokens));
             let sums = sums(&groups, &lengths);
             let mean = lengths.iter().sum::<usize>() / sums.len();
             prop_assert!(sums.iter().all(|&sum| sum + 64 >= mean / 2), "{:?}, mean {}", sums, mean);
@@ -187,18 +178,18 @@ mod tests {
     #[test]
     fn the_last_micro_batch_is_not_a_leftover() {
         // Greedy filling would give 10 + 10 + 1 rows.
-        let groups = eval_plan(&[10; 21], Budget::tokens(100));
+        let groups = pack_all(&[10; 21], Budget::tokens(100));
         assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), [7, 7, 7]);
     }
 
     #[test]
     fn a_row_over_the_budget_stands_alone() {
-        let groups = eval_plan(&[5, 500, 5], Budget::tokens(100));
+        let groups = pack_all(&[5, 500, 5], Budget::tokens(100));
         assert_eq!(groups, [vec![1], vec![0, 2]]);
     }
 
     #[test]
     fn no_rows_give_no_micro_batches() {
-        assert!(eval_plan(&[], Budget::tokens(100)).is_empty());
+        assert!(pack_all(&[], Budget::tokens(100)).is_empty());
     }
 }

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use super::limits::MAX_ROWS;
 use super::rng::{self, Purpose, Stream};
+use muster_proto::limits::MAX_ROWS;
 
 /// Deals the rows of a data set into steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::{DataError, FieldProblem, Place, SetProblem};
 use super::labels::{LabelOrigin, Labels};
-use super::limits::{MAX_LABELS, MAX_ROWS};
 use super::source::{Answer, Reader, Role, Row, SourceOptions, Task};
 use super::targets::{Encoder, TargetShape};
+use muster_proto::limits::{MAX_LABELS, MAX_ROWS};
 
 /// Files with one meaning: the training rows, or the evaluation rows.
 #[derive(Debug, Clone, Copy)]

@@ -10,10 +10,13 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use tempfile::TempDir;
 
-use super::cache::{BuildOptions, BuildProgress, OnLong, TokenStore, TokenizedRow};
+use muster_proto::run_spec::OnLong;
+
+use super::cache::{BuildOptions, BuildProgress, TokenStore};
 use super::error::DataError;
 use super::source::{Role, SourceOptions, Task};
 use super::survey::{DataSet, Known};
+use crate::batch::Encoding;
 
 /// A directory with data files.
 pub struct Files {
@@ -53,7 +56,7 @@ pub fn training<'a>(files: &'a [PathBuf], options: &'a SourceOptions) -> DataSet
 }
 
 /// One token per word between two special tokens, at most `limit` in all.
-pub fn words(limit: usize) -> impl Fn(&str, Option<&str>) -> Result<TokenizedRow, String> + Sync {
+pub fn words(limit: usize) -> impl Fn(&str, Option<&str>) -> Result<Encoding, String> + Sync {
     move |text, pair| {
         let id =
             |word: &str| word.bytes().fold(7u32, |h, b| h.wrapping_mul(31).wrapping_add(b.into())) % 1000 + 3;
@@ -68,7 +71,7 @@ pub fn words(limit: usize) -> impl Fn(&str, Option<&str>) -> Result<TokenizedRow
         let full_len = ids.len() as u32;
         ids.truncate(limit);
         second_from = second_from.min(ids.len());
-        Ok(TokenizedRow { ids, second_from: second_from as u32, full_len })
+        Ok(Encoding { ids, second_from: second_from as u32, full_len })
     }
 }
 

@@ -8,24 +8,17 @@ use std::time::{Duration, Instant};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
 use hf_hub::api::{Progress, RepoInfo};
 use hf_hub::{Cache, Repo, RepoType};
+use muster_proto::limits::{HUB_EVENT_QUEUE, HUB_REQUEST_TIMEOUT, HUB_RETRIES, MAX_HUB_FILES};
 
 use super::error::HubError;
 use super::files::{self, Wanted};
 use super::options::HubOptions;
 use super::{HubEvent, is_revision};
 
-/// Deadline of small requests.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Attempts to continue an interrupted download.
-const RETRIES: usize = 3;
-/// Progress events under way; bytes are merged, so few are needed.
-const EVENT_QUEUE: usize = 64;
 /// Bytes are reported when there are this many, or when the last report is this old: a slow download must not
 /// look like a stalled one.
 const REPORT_BYTES: u64 = 1 << 20;
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
-/// Most files in a model's list.
-const MAX_FILES: usize = 10_000;
 
 /// The model to fetch.
 pub(super) struct Request<'a> {
@@ -39,12 +32,12 @@ enum Message {
     Finished(Result<PathBuf, HubError>),
 }
 
-/// Fetches on a helper thread; gives up when nothing arrives for `stall_timeout`.
+/// Fetches on a thread of its own; gives up when nothing arrives for `stall_timeout`.
 ///
 /// The HTTP client of `hf-hub` has no deadlines, so on a stall the thread is left behind and ends with the
 /// process or the connection.
 pub(super) fn fetch(request: &Request, progress: &mut dyn FnMut(HubEvent)) -> Result<PathBuf, HubError> {
-    let (sender, receiver) = mpsc::sync_channel(EVENT_QUEUE);
+    let (sender, receiver) = mpsc::sync_channel(HUB_EVENT_QUEUE);
     let worker = Worker {
         name: request.name.to_owned(),
         revision: request.revision.to_owned(),
@@ -146,7 +139,7 @@ impl Worker {
         ApiBuilder::from_cache(Cache::new(self.options.cache_dir.clone()))
             .with_endpoint(self.options.endpoint.clone())
             .with_token(token)
-            .with_retries(RETRIES)
+            .with_retries(HUB_RETRIES)
             .with_progress(false)
             .build()
     }
@@ -157,8 +150,11 @@ impl Worker {
 
     /// Names of all files of the model.
     fn list(&self, repo: &ApiRepo, had_token: bool) -> Result<BTreeSet<String>, HubError> {
-        let request =
-            repo.info_request().config().timeout_global(Some(REQUEST_TIMEOUT)).http_status_as_error(false);
+        let request = repo
+            .info_request()
+            .config()
+            .timeout_global(Some(HUB_REQUEST_TIMEOUT))
+            .http_status_as_error(false);
         let mut answer = request.build().call().map_err(|error| self.network(error))?;
         let status = answer.status().as_u16();
         if status != 200 {
@@ -172,7 +168,7 @@ impl Worker {
             return Err(self.status_error(status, had_token, header("x-error-message")));
         }
         let info: RepoInfo = answer.body_mut().read_json().map_err(|error| self.network(error))?;
-        if info.siblings.len() > MAX_FILES || !is_revision(&info.sha) {
+        if info.siblings.len() > MAX_HUB_FILES || !is_revision(&info.sha) {
             return Err(self.status_error(
                 status,
                 had_token,

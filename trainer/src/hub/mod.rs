@@ -2,7 +2,7 @@
 //!
 //! A complete copy in the cache is used without asking the hub, so a run that worked once works again without a
 //! network and with the same weights. Only needed files are fetched: configuration, tokenizer and one kind of
-//! weights. The access token is sent only where access without it fails. Downloads run on a helper thread, so that
+//! weights. The access token is sent only where access without it fails. Downloads run on a thread of their own, so that
 //! a hub that stops answering ends in an error and not in a wait.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,8 @@ mod options;
 use std::path::{Path, PathBuf};
 
 use hf_hub::{Cache, Repo, RepoType};
+
+use crate::export::CONFIG;
 
 pub use error::HubError;
 pub use options::{DEFAULT_ENDPOINT, HubOptions};
@@ -80,7 +82,7 @@ pub fn resolve_model(
 fn cached(name: &str, revision: &str, options: &HubOptions) -> Option<PathBuf> {
     let cache = Cache::new(options.cache_dir.clone());
     let repo = Repo::with_revision(name.to_owned(), RepoType::Model, revision.to_owned());
-    let by_ref = cache.repo(repo.clone()).get(files::CONFIG).and_then(|path| Some(path.parent()?.to_owned()));
+    let by_ref = cache.repo(repo.clone()).get(CONFIG).and_then(|path| Some(path.parent()?.to_owned()));
     let by_commit = (!revision.contains('/')).then(|| cache.repo(repo).pointer_path(revision));
     by_ref.into_iter().chain(by_commit).find(|dir| files::is_complete(dir))
 }

@@ -1,16 +1,16 @@
 //! Where the hub is, who asks, and where copies are kept; from the variables that Hugging Face tools use.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use muster_proto::limits::{HUB_STALL_TIMEOUT, MAX_TOKEN_FILE_BYTES};
+
 use super::error::HubError;
+use crate::bounded;
 
 /// The public hub.
 pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-/// A download without a byte for this long is given up.
-const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How to reach a hub.
 #[derive(Clone)]
@@ -68,13 +68,16 @@ impl HubOptions {
             token,
             cache_dir: cache_dir.ok_or(HubError::NoCacheDir)?,
             offline,
-            stall_timeout: STALL_TIMEOUT,
+            stall_timeout: HUB_STALL_TIMEOUT,
         })
     }
 }
 
 fn read_token(path: &Path) -> Result<Option<String>, HubError> {
-    match fs::read_to_string(path) {
+    let text = bounded::read(path, MAX_TOKEN_FILE_BYTES)
+        .map_err(io::Error::from)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other));
+    match text {
         Ok(text) => Ok(Some(text.trim().to_owned()).filter(|token| !token.is_empty())),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(source) => Err(HubError::TokenFile { path: path.to_owned(), source }),

@@ -8,7 +8,7 @@ use crate::params::{Param, ParamKind};
 impl Model {
     /// Fills one parameter as Hugging Face initialises it: normal matrices and tables, zero biases and padding row,
     /// unit gains. The same seed gives the same numbers whatever else the model holds.
-    pub fn init_param(&self, seed: u64, param: &Param, values: &mut [f32]) {
+    fn init_param(&self, seed: u64, param: &Param, values: &mut [f32]) {
         match param.kind {
             ParamKind::Bias => values.fill(0.0),
             ParamKind::Gain => values.fill(1.0),
@@ -28,8 +28,18 @@ impl Model {
 
 /// Weights for training from scratch, in arena order.
 pub fn random_weights(model: &Model, seed: u64) -> Vec<f32> {
+    drawn(model, seed, |_| true)
+}
+
+/// A new head over an empty encoder, in arena order, for pretrained weights to be read into. The head is that of
+/// [`random_weights`]; drawing the encoder too, only to overwrite it, would take half a minute for a large model.
+pub fn random_head(model: &Model, seed: u64) -> Vec<f32> {
+    drawn(model, seed, |param| param.head)
+}
+
+fn drawn(model: &Model, seed: u64, wanted: impl Fn(&Param) -> bool) -> Vec<f32> {
     let mut weights = vec![0.0; model.layout.arena_len()];
-    for param in model.layout.params() {
+    for param in model.layout.params().iter().filter(|param| wanted(param)) {
         model.init_param(seed, param, &mut weights[param.range.clone()]);
     }
     weights

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_proto::truncation::Truncation;
+use muster_proto::run_spec::Truncation;
 
 /// A failure of the tokenizer.
 #[derive(Debug, thiserror::Error)]
@@ -107,8 +107,8 @@ pub enum TokenizerError {
     },
     /// The rule protects a text that is too long by itself.
     #[error(
-        "the row cannot be shortened to {max_length} tokens by `{}`: the first text has {first} tokens, the second \
-         {second}, and {specials} are special", rule_name(*strategy)
+        "the row cannot be shortened to {max_length} tokens by `{strategy}`: the first text has {first} tokens, the second \
+         {second}, and {specials} are special"
     )]
     CannotTruncate {
         /// The rule.
@@ -164,13 +164,5 @@ impl TokenizerError {
             _ => return None,
         };
         Some(hint.to_owned())
-    }
-}
-
-fn rule_name(rule: Truncation) -> &'static str {
-    match rule {
-        Truncation::LongestFirst => "longest_first",
-        Truncation::OnlyFirst => "only_first",
-        Truncation::OnlySecond => "only_second",
     }
 }

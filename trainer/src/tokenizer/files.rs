@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::error::TokenizerError;
+use muster_proto::limits::MAX_TOKENIZER_BYTES;
 
-/// The largest tokenizer file read; the largest known `tokenizer.json` has about 40 MB.
-pub(super) const MAX_FILE_BYTES: u64 = 256 << 20;
-/// The largest SentencePiece file read; pieces take more room in memory than in the file, and known ones have 5 MB.
-pub(super) const MAX_SPM_BYTES: u64 = 32 << 20;
+use super::error::TokenizerError;
+use crate::bounded::{self, ReadError};
 
 /// A vocabulary that can be read, in order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +73,13 @@ impl Source {
 }
 
 /// Files that belong to a tokenizer beside its vocabulary.
-const COMPANIONS: [&str; 3] = ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
+pub(crate) const COMPANIONS: [&str; 3] =
+    ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"];
+
+/// The files of which one (or, for the last two together, both) makes a tokenizer.
+pub(crate) fn vocabularies() -> impl Iterator<Item = &'static str> {
+    Source::ALL.into_iter().flat_map(|source| source.names().iter().copied())
+}
 
 /// A file of the tokenizer of a saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,8 +115,7 @@ impl TokenizerFile {
 
 /// Every tokenizer file in `dir`, whether it is read or not: an exported model carries all of them.
 pub(super) fn all_in(dir: &Path) -> Vec<PathBuf> {
-    let vocabularies = Source::ALL.into_iter().flat_map(|source| source.names().iter().copied());
-    vocabularies.chain(COMPANIONS).map(|name| dir.join(name)).filter(|path| path.is_file()).collect()
+    vocabularies().chain(COMPANIONS).map(|name| dir.join(name)).filter(|path| path.is_file()).collect()
 }
 
 /// Reads a file of at most `limit` bytes.
@@ -120,20 +123,19 @@ pub(super) fn all_in(dir: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// The file cannot be read or is larger.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TokenizerError> {
-    let failed = |source| TokenizerError::Read { path: path.to_path_buf(), source };
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
-    if bytes > limit {
-        return Err(TokenizerError::TooLarge { path: path.to_path_buf(), bytes, limit });
-    }
-    std::fs::read(path).map_err(failed)
+    let path = path.to_path_buf();
+    bounded::read(&path, limit).map_err(|error| match error {
+        ReadError::Io(source) => TokenizerError::Read { path, source },
+        ReadError::TooLarge { bytes, limit } => TokenizerError::TooLarge { path, bytes, limit },
+    })
 }
 
-/// Reads a text file of at most [`MAX_FILE_BYTES`].
+/// Reads a text file of at most [`MAX_TOKENIZER_BYTES`].
 ///
 /// # Errors
 /// The file cannot be read, is larger, or is not UTF-8.
 pub(super) fn read_text(path: &Path) -> Result<String, TokenizerError> {
-    String::from_utf8(read(path, MAX_FILE_BYTES)?).map_err(|error| TokenizerError::Invalid {
+    String::from_utf8(read(path, MAX_TOKENIZER_BYTES)?).map_err(|error| TokenizerError::Invalid {
         path: path.to_path_buf(),
         reason: format!("byte {} is not UTF-8", error.utf8_error().valid_up_to()),
     })

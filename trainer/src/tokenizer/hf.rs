@@ -7,6 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use muster_proto::limits::MAX_TOKENIZER_BYTES;
 use serde_json::{Value, json};
 use tokenizers::{Encoding as HfEncoding, Token, Tokenizer as HfTokenizer};
 
@@ -24,7 +25,7 @@ const SECOND_MARK: u32 = u32::MAX - 1;
 /// # Errors
 /// The file cannot be read or does not parse.
 pub(super) fn load_json(path: &Path) -> Result<HfTokenizer, TokenizerError> {
-    let bytes = files::read(path, files::MAX_FILE_BYTES)?;
+    let bytes = files::read(path, MAX_TOKENIZER_BYTES)?;
     let description: Value = serde_json::from_slice(&bytes)
         .map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
     let listed = description.get("added_tokens").cloned();
@@ -88,7 +89,7 @@ pub(super) fn load_vocab_txt(path: &Path, settings: &Settings) -> Result<HfToken
 pub(super) fn load_vocab_merges(dir: &Path, settings: &Settings) -> Result<HfTokenizer, TokenizerError> {
     let path = dir.join("vocab.json");
     let vocab: serde_json::Map<String, Value> =
-        serde_json::from_slice(&files::read(&path, files::MAX_FILE_BYTES)?)
+        serde_json::from_slice(&files::read(&path, MAX_TOKENIZER_BYTES)?)
             .map_err(|source| TokenizerError::Json { path: path.clone(), source })?;
     let merges = merges(&dir.join("merges.txt"))?;
     let unknown = settings.special("unk_token", "<unk>")?;

@@ -19,7 +19,7 @@
 //! character offsets.
 
 mod error;
-mod files;
+pub(crate) mod files;
 mod hf;
 mod raw;
 mod settings;
@@ -29,6 +29,7 @@ mod truncate;
 
 use std::path::{Path, PathBuf};
 
+use muster_proto::limits::MAX_TOKENIZER_BYTES;
 use tokenizers::Tokenizer as HfTokenizer;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -40,6 +41,7 @@ use self::settings::Settings;
 pub use self::spm::Spm;
 use self::template::Template;
 pub use self::truncate::TruncationRule;
+pub use crate::batch::Encoding;
 
 /// A loaded tokenizer.
 pub struct Tokenizer {
@@ -73,17 +75,6 @@ pub struct SpecialIds {
     pub unk: Option<u32>,
     /// Hides a token in pretraining.
     pub mask: Option<u32>,
-}
-
-/// A row: one text or a pair as token ids, special tokens included.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encoding {
-    /// Token ids.
-    pub ids: Vec<u32>,
-    /// Index of the first token of type 1; `ids.len()` if every token has type 0 (no pair, or a model without types).
-    pub second_from: u32,
-    /// Length the row would have without truncation, special tokens included.
-    pub full_len: u32,
 }
 
 /// What a row consists of.
@@ -282,7 +273,7 @@ impl Tokenizer {
         };
         for (path, name) in vocabulary.iter().zip(self.source.names()) {
             field(name.as_bytes());
-            field(&files::read(path, files::MAX_FILE_BYTES)?);
+            field(&files::read(path, MAX_TOKENIZER_BYTES)?);
         }
         match &self.engine {
             Engine::Raw(raw) => field(&raw.signature()),

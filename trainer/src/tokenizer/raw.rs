@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use muster_proto::limits::MAX_SPM_BYTES;
+use serde_json::{Value, json};
 use tokenizers::pre_tokenizers::punctuation::Punctuation;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
-
-use serde_json::{Value, json};
 
 use super::error::TokenizerError;
 use super::files::TokenizerFile;
@@ -162,7 +162,7 @@ impl Raw {
         let sound = "checked when the model was loaded";
         let (cls, sep) = (known.next().expect(sound), known.next().expect(sound));
         let specials = Specials { cls, sep, others: known.collect() };
-        let bytes = files::read(path, files::MAX_SPM_BYTES)?;
+        let bytes = files::read(path, MAX_SPM_BYTES)?;
         let Some(json) = tokenizer_json(path, &bytes, &specials)? else { return Ok(Vec::new()) };
         let mut settings = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -176,7 +176,8 @@ impl Raw {
                 settings[*role] = json!(text);
             }
         }
-        let made = |name, value: &Value| TokenizerFile::Made { name, bytes: format!("{value:#}\n").into_bytes() };
+        let made =
+            |name, value: &Value| TokenizerFile::Made { name, bytes: format!("{value:#}\n").into_bytes() };
         Ok(vec![made("tokenizer.json", &json), made("tokenizer_config.json", &settings)])
     }
 
@@ -216,7 +217,7 @@ impl Raw {
 }
 
 fn read(path: &Path) -> Result<Spm, TokenizerError> {
-    Spm::parse(path, &files::read(path, files::MAX_SPM_BYTES)?)
+    Spm::parse(path, &files::read(path, MAX_SPM_BYTES)?)
 }
 
 /// Cuts a text so that every punctuation character stands alone.

@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use muster_proto::limits::MAX_TOKENIZER_BYTES;
 use serde_json::{Map, Value};
 
 use super::error::TokenizerError;
 use super::files;
+use crate::export::CONFIG;
 
 /// Settings of one model directory.
 #[derive(Debug, Default)]
@@ -27,7 +29,7 @@ impl Settings {
     /// A file that is there cannot be read, or is not a JSON object.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join("tokenizer_config.json");
-        let model = object(&dir.join("config.json"))?;
+        let model = object(&dir.join(CONFIG))?;
         let mut settings = Self {
             config: object(&path)?,
             path,
@@ -141,7 +143,7 @@ fn object(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
     if !path.is_file() {
         return Ok(Map::new());
     }
-    let bytes = files::read(path, files::MAX_FILE_BYTES)?;
+    let bytes = files::read(path, MAX_TOKENIZER_BYTES)?;
     let value = serde_json::from_slice(&bytes)
         .map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })?;
     match value {

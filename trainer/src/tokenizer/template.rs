@@ -1,6 +1,6 @@
 //! Where special tokens stand around a text or a pair, and which token type each place has.
 
-use super::Encoding;
+use crate::batch::Encoding;
 
 /// One place of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

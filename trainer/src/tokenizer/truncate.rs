@@ -4,7 +4,7 @@
 //! `longest_first` the longer text gives way until both are equal, then both do. If one token is left over it goes
 //! to the longer text, and to the second if they are equally long. Special tokens are never cut.
 
-use muster_proto::truncation::{Keep, Truncation};
+use muster_proto::run_spec::{Keep, Truncation};
 
 /// How rows longer than the limit are shortened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

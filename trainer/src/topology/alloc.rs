@@ -1,5 +1,5 @@
 //! How the process's allocator treats memory that was freed.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, reason = "an option of the allocator that its crate does not wrap")]
 
 use libmimalloc_sys::{mi_option_set, mi_option_t, mi_option_use_numa_nodes};
 

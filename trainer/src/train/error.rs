@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use muster_kernels::pool::PoolError;
+
 use super::log::LogError;
 use super::non_finite::NonFinite;
 use crate::checkpoint::CheckpointError;
@@ -14,7 +16,6 @@ use crate::model::ConfigError;
 use crate::plan::PlanError;
 use crate::tokenizer::TokenizerError;
 use crate::weights::WeightsError;
-use muster_kernels::pool::PoolError;
 
 /// Why a run can't start or go on: its own reasons, and those of its parts.
 #[derive(Debug, thiserror::Error)]
@@ -55,15 +56,6 @@ pub enum TrainError {
     /// A file can't be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// A file of the output directory can't be written.
-    #[error("cannot write {}", path.display())]
-    Write {
         /// The file.
         path: PathBuf,
         /// The system's reason.
@@ -118,7 +110,7 @@ impl TrainError {
             Self::NothingToResume { .. } => Some("start the run without --resume".into()),
             Self::MaxLength { limit, .. } => Some(format!("set data.max_length = {limit} or less")),
             Self::ModelFolder { .. } => Some("name a folder that Muster or transformers saved after training".into()),
-            Self::Read { .. } | Self::Write { .. } | Self::Log(_) => None,
+            Self::Read { .. } | Self::Log(_) => None,
             Self::Data(e) => e.hint(),
             Self::Checkpoint(e) => e.hint(),
             Self::Export(e) => e.hint(),

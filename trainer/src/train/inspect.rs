@@ -3,21 +3,25 @@
 //! Problems are found in the order of their price: data files and columns, then the model's folder (which may be a
 //! download), its configuration and tokenizer, then every row. Weights are not touched here.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use muster_proto::run_spec::{DataFormat, ModelSpec, OnLong, RunSpec, TaskType};
+use muster_proto::limits::MAX_CONFIG_BYTES;
+use muster_proto::run_spec::{ModelSpec, RunSpec, TaskType};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::TrainError;
 use super::evaluate::Rows;
 use super::runner::RunRows;
+use crate::bounded;
 use crate::data::{
-    self, BuildOptions, BuildProgress, DataError, DataSet, Known, Labels, Reader, Role, RowSet, SourceFormat,
-    SourceOptions, Task, TokenStore, TokenizedRow,
+    self, BuildOptions, BuildProgress, DataError, DataSet, Known, Labels, Reader, Role, RowSet,
+    SourceOptions, Task, TokenStore,
 };
+use crate::export::CONFIG;
 use crate::hub::{HubEvent, HubOptions, resolve_model};
 use crate::model::{Config, Model};
 use crate::params::ParamKind;
@@ -101,9 +105,11 @@ pub fn truncation_rule(spec: &RunSpec) -> TruncationRule {
 /// # Errors
 /// An unreadable file, or a model that the engine can't compute.
 pub fn read_config(dir: &Path) -> Result<(Value, Config), TrainError> {
-    let path = dir.join("config.json");
-    let text =
-        std::fs::read_to_string(&path).map_err(|source| TrainError::Read { path: path.clone(), source })?;
+    let path = dir.join(CONFIG);
+    let text = bounded::read(&path, MAX_CONFIG_BYTES)
+        .map_err(io::Error::from)
+        .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other))
+        .map_err(|source| TrainError::Read { path, source })?;
     let config = Config::parse(&text)?;
     let value = serde_json::from_str(&text).map_err(crate::model::ConfigError::Json)?;
     Ok((value, config))
@@ -124,22 +130,10 @@ fn override_dropouts(config: &mut Config, spec: &ModelSpec) {
 }
 
 fn source_options(spec: &RunSpec) -> SourceOptions {
-    let task = match spec.task.kind {
-        TaskType::SingleLabel => Task::SingleLabel,
-        TaskType::MultiLabel => {
-            Task::MultiLabel { separator: spec.data.label_separator.clone().unwrap_or_else(|| "|".into()) }
-        }
-        TaskType::Regression => Task::Regression,
-    };
+    let task = Task::of(spec.task.kind, spec.data.label_separator.as_deref());
     let mut options = SourceOptions::new(spec.data.text.clone(), spec.data.label.names().to_vec(), task);
     options.text_pair.clone_from(&spec.data.text_pair);
-    options.format = match spec.data.format {
-        DataFormat::Auto => SourceFormat::Auto,
-        DataFormat::Csv => SourceFormat::Csv,
-        DataFormat::Tsv => SourceFormat::Tsv,
-        DataFormat::Jsonl => SourceFormat::Jsonl,
-        DataFormat::Parquet => SourceFormat::Parquet,
-    };
+    options.format = spec.data.format;
     options
 }
 
@@ -198,17 +192,13 @@ impl Sets<'_, '_> {
         known: Known,
     ) -> Result<Arc<TokenStore>, TrainError> {
         let encode = |text: &str, pair: Option<&str>| {
-            let row = self.tokenizer.encode(text, pair, self.rule).map_err(|e| e.to_string())?;
-            Ok(TokenizedRow { ids: row.ids, second_from: row.second_from, full_len: row.full_len })
+            self.tokenizer.encode(text, pair, self.rule).map_err(|error| error.to_string())
         };
         let cache_dir = self.spec.data.cache_dir.as_deref().or(self.cx.cache_dir.as_deref());
         let build = BuildOptions {
             cache_dir,
             threads: self.cx.threads,
-            on_long: match self.spec.data.on_long {
-                OnLong::Truncate => data::OnLong::Truncate,
-                OnLong::Error => data::OnLong::Error,
-            },
+            on_long: self.spec.data.on_long,
             tokenizer_fingerprint: self.tokenizer.fingerprint(),
             rule_fingerprint: xxh3_64(format!("{:?}", self.rule).as_bytes()),
             stop: self.cx.stop,

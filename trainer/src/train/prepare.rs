@@ -20,7 +20,7 @@ use crate::data::Budget;
 use crate::engine::{Engine, Hyper};
 use crate::export::{ConfigFields, finish_config};
 use crate::metrics::Metric;
-use crate::model::{Architecture, Model, random_weights};
+use crate::model::{Architecture, Model, random_head, random_weights};
 use crate::plan::DerivedPlan;
 use crate::schedule::LearningRate;
 use crate::weights::{HeadRule, LoadReport, LoadRules, WeightFiles, load_into};
@@ -108,20 +108,21 @@ impl Prepared {
         let seed = self.settings.seed;
         let layout = self.model.layout().clone();
         if self.start == Start::Resume {
+            let empty = vec![0.0; layout.arena_len()];
+            let mut engine = Engine::new(self.model.clone(), empty, self.hyper, seed, pool);
+            let restored = self.store.restore_newest(&mut engine, &self.settings.best)?;
             let dir = self.store.dir().to_owned();
-            let restored = self.store.restore_newest(&layout, &self.settings.best)?;
             let restored = restored.ok_or(TrainError::NothingToResume { dir })?;
-            let mut engine =
-                Engine::new(self.model.clone(), restored.weights.clone(), self.hyper, seed, pool);
-            engine.restore(restored.weights, restored.first_moment, restored.second_moment);
             return Ok(Loaded { engine, state: restored.state, report: None, skipped: restored.skipped });
         }
-        let mut weights = random_weights(&self.model, seed);
-        let report = match self.init {
-            Init::Random => None,
+        let (weights, report) = match self.init {
+            Init::Random => (random_weights(&self.model, seed), None),
             Init::Pretrained => {
                 let files = WeightFiles::open(&self.model_dir)?;
-                Some(load_into(&files, &layout, &LoadRules::new(HeadRule::MayBeNew), &mut weights)?)
+                let mut weights = random_head(&self.model, seed);
+                let rules = LoadRules::new(HeadRule::MayBeNew);
+                let report = load_into(&files, &layout, &rules, &mut weights)?;
+                (weights, Some(report))
             }
         };
         let engine = Engine::new(self.model.clone(), weights, self.hyper, seed, pool);

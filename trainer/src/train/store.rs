@@ -7,22 +7,19 @@
 //!              results.json           the numbers of the run
 //! ```
 
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_kernels::Element;
 use serde_json::Value;
 
 use super::error::TrainError;
 use super::progress::{BestRule, LoopState};
-use crate::checkpoint::{
-    self, ArenasMut, Contents, Fingerprints, STATE_FORMAT, State, Store, Totals, Window,
-};
+use crate::checkpoint::durable::replace_file;
+use crate::checkpoint::{self, Contents, Fingerprints, STATE_FORMAT, State, Store, Totals};
 use crate::data::Sampler;
 use crate::engine::Engine;
 use crate::export::{ModelExport, export_model};
-use crate::params::Layout;
 use crate::tokenizer::TokenizerFile;
 use crate::weights::FileDtype;
 
@@ -49,16 +46,10 @@ pub struct RunStore {
     identity: Identity,
 }
 
-/// A run as a checkpoint holds it.
+/// What the newest whole checkpoint holds besides weights and moments.
 pub struct Restored {
     /// The loop's state.
     pub state: LoopState,
-    /// f32 weights, arena order.
-    pub weights: Vec<f32>,
-    /// First moments.
-    pub first_moment: Vec<f32>,
-    /// Second moments.
-    pub second_moment: Vec<f32>,
     /// Newer checkpoints that were damaged, each with its reason.
     pub skipped: Vec<String>,
 }
@@ -100,13 +91,13 @@ impl RunStore {
         state: &LoopState,
         rule: &BestRule,
     ) -> Result<PathBuf, TrainError> {
-        let (moment1, moment2) = engine.moments();
+        let (first_moment, second_moment) = engine.moments();
         let contents = Contents {
             state: &self.state(state, rule),
             layout: engine.model().layout(),
             master: engine.weights(),
-            moment1,
-            moment2,
+            first_moment,
+            second_moment,
             config: &self.identity.config,
             dtype: STORED,
             tokenizer_files: &self.identity.tokenizer_files,
@@ -126,8 +117,7 @@ impl RunStore {
             global_batch,
             seed,
             best: state.best.map(|best| checkpoint::Best { metric, value: best.value, step: best.step }),
-            evaluations_without_gain: state.without_improvement,
-            window: Window::default(),
+            evaluations_without_improvement: state.without_improvement,
             totals: Totals {
                 rows: state.rows,
                 tokens: state.tokens,
@@ -139,34 +129,31 @@ impl RunStore {
         }
     }
 
-    /// Reads the newest whole checkpoint; `None` if there is none at all.
+    /// Reads the newest whole checkpoint into the engine; `None` if there is none at all.
     ///
     /// # Errors
     /// If all are damaged, or the checkpoint is of another model, data or run file.
-    pub fn restore_newest(&self, layout: &Layout, rule: &BestRule) -> Result<Option<Restored>, TrainError> {
+    pub fn restore_newest<E: Element>(
+        &self,
+        engine: &mut Engine<E>,
+        rule: &BestRule,
+    ) -> Result<Option<Restored>, TrainError> {
         let Some(found) = checkpoint::latest_valid(self.dir())? else { return Ok(None) };
         checkpoint::read_state(&found.path)?.fingerprints.check(&self.identity.fingerprints)?;
-        let mut restored = self.read(&found.path, layout, rule)?;
-        restored.skipped = found.skipped;
-        Ok(Some(restored))
+        let layout = Arc::clone(engine.model().layout());
+        let state = engine.restore(|arenas| checkpoint::load_found(&found, &layout, arenas))?;
+        Ok(Some(Restored { state: LoopState::restore(&state, rule), skipped: found.skipped }))
     }
 
-    /// Reads the checkpoint after `step` steps.
+    /// Reads weights and moments of the checkpoint after `step` steps into the engine.
     ///
     /// # Errors
     /// If it is missing or damaged.
-    pub fn restore(&self, step: u64, layout: &Layout, rule: &BestRule) -> Result<Restored, TrainError> {
-        self.read(&self.dir().join(checkpoint::checkpoint_name(step)), layout, rule)
-    }
-
-    fn read(&self, path: &Path, layout: &Layout, rule: &BestRule) -> Result<Restored, TrainError> {
-        let arena = || vec![0.0; layout.arena_len()];
-        let (mut weights, mut first_moment, mut second_moment) = (arena(), arena(), arena());
-        let arenas =
-            ArenasMut { master: &mut weights, moment1: &mut first_moment, moment2: &mut second_moment };
-        let state = checkpoint::load(path, layout, arenas)?;
-        let state = LoopState::restore(&state, rule);
-        Ok(Restored { state, weights, first_moment, second_moment, skipped: Vec::new() })
+    pub fn restore<E: Element>(&self, step: u64, engine: &mut Engine<E>) -> Result<(), TrainError> {
+        let path = self.dir().join(checkpoint::checkpoint_name(step));
+        let layout = Arc::clone(engine.model().layout());
+        engine.restore(|arenas| checkpoint::load(&path, &layout, arenas))?;
+        Ok(())
     }
 
     /// Writes the model folder that `transformers` loads unchanged.
@@ -191,16 +178,9 @@ impl RunStore {
     /// # Errors
     /// If the disk refuses.
     pub fn write_results(&self, results: &impl serde::Serialize) -> Result<(), TrainError> {
-        let (path, temp) = (self.dir().join("results.json"), self.dir().join(".tmp-results.json"));
-        let text =
-            serde_json::to_string_pretty(results).expect("results have string keys and no foreign types");
-        let write = || {
-            let mut file = fs::File::create(&temp)?;
-            file.write_all(text.as_bytes())?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&temp, &path)
-        };
-        write().map_err(|source| TrainError::Write { path: path.clone(), source })
+        let mut text =
+            serde_json::to_vec_pretty(results).expect("results have string keys and no foreign types");
+        text.push(b'\n');
+        Ok(replace_file(self.dir(), "results.json", &text)?)
     }
 }

@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_kernels::pool::Pool;
-use muster_proto::run_spec::{EvalEvery, OnNonFinite, Schedule};
+use muster_proto::run_spec::{EvalEvery, OnLong, OnNonFinite, Schedule};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::batch::Encoding;
 use crate::checkpoint::Fingerprints;
-use crate::data::{
-    Budget, BuildOptions, DataSet, Known, OnLong, Role, RowSet, SourceOptions, Task, TokenStore, TokenizedRow,
-};
+use crate::data::{Budget, BuildOptions, DataSet, Known, Role, RowSet, SourceOptions, Task, TokenStore};
 use crate::engine::{Engine, Hyper};
 use crate::metrics::Metric;
 use crate::model::{Config, Model, random_weights};
@@ -44,7 +43,7 @@ fn store(dir: &Path, name: &str, rows: usize) -> Arc<TokenStore> {
         let word = |w: &str| if w == "rare" { RARE } else { 3 + w.bytes().map(u32::from).sum::<u32>() % 59 };
         let ids: Vec<u32> = [1].into_iter().chain(text.split(' ').map(word)).chain([2]).collect();
         let len = ids.len() as u32;
-        Ok(TokenizedRow { ids, second_from: len, full_len: len })
+        Ok(Encoding { ids, second_from: len, full_len: len })
     };
     let options = SourceOptions::new("text", vec!["label".into()], Task::SingleLabel);
     let set = DataSet { files: &[path], options: &options, role: Role::Train, known: Known::Nothing };
@@ -133,8 +132,7 @@ impl Lab {
         };
         let store = RunStore::open(&self.out(name), 2, identity).unwrap();
         let mut state = LoopState::default();
-        if let Some(saved) = store.restore_newest(&layout, &self.settings.best).unwrap() {
-            engine.restore(saved.weights, saved.first_moment, saved.second_moment);
+        if let Some(saved) = store.restore_newest(&mut engine, &self.settings.best).unwrap() {
             state = saved.state;
         }
         let stop = AtomicBool::new(false);

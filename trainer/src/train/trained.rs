@@ -11,10 +11,11 @@ use serde_json::Value;
 use super::error::TrainError;
 use super::inspect::read_config;
 use super::prepare::problem_type;
-use crate::batch::{MicroBatch, Targets};
+use crate::batch::{Encoding, MicroBatch};
 use crate::engine::{Engine, Hyper};
+use crate::export::CONFIG;
 use crate::model::Model;
-use crate::tokenizer::{Encoding, Tokenizer, TruncationRule};
+use crate::tokenizer::{Tokenizer, TruncationRule};
 use crate::weights::{HeadRule, LoadRules, WeightFiles, load_into};
 
 /// Longest row of a model folder that does not say how long its training rows were.
@@ -54,7 +55,7 @@ impl Trained {
         let (value, config) = read_config(dir)?;
         let tokenizer = Tokenizer::load(dir)?;
         tokenizer.check_rows(config.vocab)?;
-        let problem = |problem: String| TrainError::ModelFolder { path: dir.join("config.json"), problem };
+        let problem = |problem: String| TrainError::ModelFolder { path: dir.join(CONFIG), problem };
         let names = labels(&value).map_err(problem)?;
         let task = task(&value, names.len()).map_err(problem)?;
         let notes: Option<Notes> = serde_json::from_value(value["muster"].clone()).ok();
@@ -100,21 +101,9 @@ impl Trained {
 
 /// Lays encoded rows end to end, without targets. Row ids count from 0.
 pub fn collate_encodings<'a>(rows: impl IntoIterator<Item = &'a Encoding>) -> MicroBatch {
-    let mut batch = MicroBatch {
-        ids: Vec::new(),
-        type_ids: Vec::new(),
-        positions: Vec::new(),
-        offsets: vec![0],
-        row_ids: Vec::new(),
-        targets: Targets::None,
-    };
-    for row in rows {
-        let len = row.ids.len() as u32;
-        batch.ids.extend_from_slice(&row.ids);
-        batch.type_ids.extend((0..len).map(|at| u32::from(at >= row.second_from)));
-        batch.positions.extend(0..len);
-        batch.offsets.push(batch.ids.len() as u32);
-        batch.row_ids.push(batch.row_ids.len() as u64);
+    let mut batch = MicroBatch::empty();
+    for (row_id, row) in (0..).zip(rows) {
+        batch.push(row_id, &row.ids, row.second_from);
     }
     batch
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+use muster_proto::limits::{MAX_SHARD_INDEX_BYTES, MAX_SHARDS};
 use serde::Deserialize;
 
 use super::entry::{Entry, OpenFile, TensorInfo};
@@ -17,11 +18,7 @@ pub const LOOKED_FOR: [&str; 4] = [
     "pytorch_model.bin.index.json",
 ];
 /// Weight files of other frameworks, mentioned when nothing else is there.
-const FOREIGN: [&str; 4] = ["tf_model.h5", "rust_model.ot", "flax_model.msgpack", "model.onnx"];
-/// Most shards of a model.
-const MAX_SHARDS: usize = 1024;
-/// Largest shard index, in bytes.
-const MAX_INDEX_BYTES: u64 = 64 << 20;
+pub(crate) const FOREIGN: [&str; 4] = ["tf_model.h5", "rust_model.ot", "flax_model.msgpack", "model.onnx"];
 
 /// The tensors of a model folder. Opening reads headers only; elements are read one tensor at a time.
 #[derive(Debug)]
@@ -156,8 +153,11 @@ pub fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError>
     }
     let wrong = |reason: String| WeightsError::Index { path: path.to_owned(), reason };
     let file = OpenFile::open(path)?;
-    if file.len > MAX_INDEX_BYTES {
-        return Err(wrong(format!("it has {} bytes, more than the limit of {MAX_INDEX_BYTES}", file.len)));
+    if file.len > MAX_SHARD_INDEX_BYTES {
+        return Err(wrong(format!(
+            "it has {} bytes, more than the limit of {MAX_SHARD_INDEX_BYTES}",
+            file.len
+        )));
     }
     let mut text = vec![0; file.len as usize];
     file.read_at(0, &mut text)?;

@@ -6,7 +6,7 @@
 //! checked before it is used.
 //!
 //! Not here: downloading ([`crate::hub`]), saving a model folder ([`crate::export`]), initial values of new heads
-//! (`crate::init`).
+//! ([`crate::model::random_weights`]).
 #![forbid(unsafe_code)]
 
 mod dtype;
@@ -22,7 +22,7 @@ mod write;
 pub use dtype::StoredDtype;
 pub use entry::TensorInfo;
 pub use error::WeightsError;
-pub(crate) use files::is_plain_name;
+pub(crate) use files::{FOREIGN, is_plain_name};
 pub use files::{LOOKED_FOR, WeightFiles, read_index};
 pub use load::{HeadRule, LoadReport, LoadRules, Reshaped, load_into};
 pub use write::{FileDtype, SafetensorsWriter, TensorOut};

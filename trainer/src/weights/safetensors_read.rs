@@ -1,13 +1,11 @@
 //! Finds the tensors of a safetensors file; reads its header only.
 
+use muster_proto::limits::MAX_TENSOR_HEADER_BYTES;
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::dtype::StoredDtype;
 use super::entry::{Entry, OpenFile, TensorInfo};
 use super::error::WeightsError;
-
-/// Largest header read, in bytes; the format's own limit.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Lists the tensors of `file`, the `file_idx`-th of the model.
 pub(super) fn entries(file: &OpenFile, file_idx: usize) -> Result<Vec<Entry>, WeightsError> {
@@ -18,7 +16,7 @@ pub(super) fn entries(file: &OpenFile, file_idx: usize) -> Result<Vec<Entry>, We
     let mut prefix = [0; 8];
     file.read_at(0, &mut prefix)?;
     let header_bytes = u64::from_le_bytes(prefix);
-    if header_bytes > MAX_HEADER_BYTES || header_bytes > file.len - 8 {
+    if header_bytes > MAX_TENSOR_HEADER_BYTES || header_bytes > file.len - 8 {
         return Err(wrong(format!(
             "it claims {header_bytes} bytes of header in a file of {} bytes",
             file.len

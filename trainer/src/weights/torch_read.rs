@@ -5,15 +5,13 @@
 
 use std::collections::HashMap;
 
+use muster_proto::limits::MAX_ZIP_ENTRIES;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::dtype::StoredDtype;
 use super::entry::{Entry, OpenFile, TensorInfo};
 use super::error::WeightsError;
 use super::pickle::{self, MAX_PICKLE_BYTES, TensorRecord};
-
-/// Most entries of a zip directory; a model has one per storage.
-const MAX_ZIP_ENTRIES: usize = 100_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Place {

@@ -16,40 +16,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use muster_proto::run_spec::{DataFormat, OnLong};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::error::{DataError, Place, Position};
 use super::labels::Labels;
-use super::source::{FileStamp, SourceFormat, resolve_format, stamp};
+use super::source::{FileStamp, resolve_format, stamp};
 use super::survey::{DataSet, survey};
 use super::targets::TargetShape;
+use crate::batch::Encoding;
 use format::Meta;
 use sections::{Columns, Refusal, Sections};
 use tokenise::{Job, Pass, PassError, tokenise};
 use write::PartialFile;
 
-/// The tokens of one row (special tokens included) as the tokenizer gives them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenizedRow {
-    /// Token ids.
-    pub ids: Vec<u32>,
-    /// Index of the first token of type 1; `ids.len()` without a pair.
-    pub second_from: u32,
-    /// Tokens before truncation.
-    pub full_len: u32,
-}
-
 /// Tokenises a text or a pair; called from several threads at once.
-pub type Encode<'a> = dyn Fn(&str, Option<&str>) -> Result<TokenizedRow, String> + Sync + 'a;
-
-/// What happens to a row that the tokenizer had to shorten.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLong {
-    /// It is kept short and counted.
-    Truncate,
-    /// It is an error with its place.
-    Error,
-}
+pub type Encode<'a> = dyn Fn(&str, Option<&str>) -> Result<Encoding, String> + Sync + 'a;
 
 /// How far building is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +94,7 @@ pub struct TokenStore {
     shape: TargetShape,
     key: u128,
     origin: StoreOrigin,
-    files: Vec<(Arc<Path>, SourceFormat)>,
+    files: Vec<(Arc<Path>, DataFormat)>,
 }
 
 impl TokenStore {
@@ -158,7 +140,7 @@ impl TokenStore {
         meta: Meta,
         key: u128,
         origin: StoreOrigin,
-        files: Vec<(Arc<Path>, SourceFormat)>,
+        files: Vec<(Arc<Path>, DataFormat)>,
     ) -> Self {
         let labels = meta.labels();
         let shape =
@@ -210,7 +192,7 @@ impl TokenStore {
         // A file index can only be out of range if the key collided; the first file is then as good as any.
         let (file, format) = self.files.get((packed >> 48) as usize).unwrap_or(&self.files[0]);
         let position = match format {
-            SourceFormat::Parquet => Position::Row(number),
+            DataFormat::Parquet => Position::Row(number),
             _ => Position::Line(number),
         };
         Place { file: Arc::clone(file), position }
@@ -272,11 +254,11 @@ fn pack_place(file: u64, number: u64) -> u64 {
 /// costs a rebuild.
 fn key(
     set: &DataSet,
-    files: &[(Arc<Path>, SourceFormat)],
+    files: &[(Arc<Path>, DataFormat)],
     stamps: &[FileStamp],
     options: &BuildOptions,
 ) -> u128 {
-    let contents: Vec<(SourceFormat, u128)> =
+    let contents: Vec<(DataFormat, u128)> =
         files.iter().zip(stamps).map(|((_, format), stamp)| (*format, stamp.hash)).collect();
     let known = match set.known {
         super::Known::Nothing => "nothing".to_owned(),

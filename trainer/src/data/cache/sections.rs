@@ -124,7 +124,7 @@ pub fn load(path: &Path, key: u128) -> Result<(Sections, Meta), Refusal> {
 }
 
 /// Maps a whole file read-only.
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "a memory map is a promise about the file that only its owner can give")]
 pub fn map(file: &File) -> std::io::Result<Mmap> {
     // SAFETY:
     // - The mapping is read-only and `Mmap` owns its lifetime; no `&mut` to these bytes exists in this process.

@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use muster_proto::run_spec::OnLong;
+
 use super::super::error::DataError;
 use super::super::pack::collate;
 use super::super::source::{Role, SourceOptions, Task};
 use super::super::survey::{DataSet, Known};
 use super::super::testing::{Files, build_options, single_label, training, words};
-use super::{BuildOptions, BuildProgress, OnLong, StoreOrigin, TokenStore, TokenizedRow};
-use crate::batch::Targets;
+use super::{BuildOptions, BuildProgress, StoreOrigin, TokenStore};
+use crate::batch::{Encoding, Targets};
 
 /// A class label changes every row, the length varies.
 fn csv(rows: usize) -> String {
@@ -266,7 +268,7 @@ fn a_tokenizer_that_fails_or_panics_names_the_first_row_and_ends_every_thread() 
     let set = files.set("a.csv", csv(5000));
     let options = single_label();
     let tokenizer = words(64);
-    let said = |fail: &(dyn Fn() -> TokenizedRow + Sync)| {
+    let said = |fail: &(dyn Fn() -> Encoding + Sync)| {
         let encode = |text: &str, pair: Option<&str>| match text.split(' ').next() {
             Some("word400" | "word4001") => Ok(fail()),
             _ => tokenizer(text, pair),
@@ -275,10 +277,7 @@ fn a_tokenizer_that_fails_or_panics_names_the_first_row_and_ends_every_thread() 
         let result = TokenStore::open_or_build(&training(&set, &options), &encode, &build);
         files.said(&result.err().expect("the tokenizer fails"))
     };
-    assert_eq!(
-        said(&|| TokenizedRow { ids: vec![], second_from: 0, full_len: 0 }),
-        "a.csv:402: has no tokens"
-    );
+    assert_eq!(said(&|| Encoding { ids: vec![], second_from: 0, full_len: 0 }), "a.csv:402: has no tokens");
     let panicked = said(&|| panic!("a defect"));
     assert_eq!(panicked, "a.csv:402: cannot be tokenised: the tokenizer panicked");
 }

@@ -10,14 +10,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use muster_proto::limits::{CHUNK_BYTES, CHUNK_ROWS, CHUNKS_PER_THREAD};
+use muster_proto::run_spec::OnLong;
 
 use super::super::error::{DataError, FileProblem, Position, RowProblem};
-use super::super::limits::{CHUNK_BYTES, CHUNK_ROWS, CHUNKS_PER_THREAD};
 use super::super::source::{FileStamp, Reader, Row};
 use super::super::survey::{DataSet, Survey};
 use super::super::targets::Encoder;
 use super::sections::Columns;
-use super::{BuildOptions, BuildProgress, Encode, OnLong};
+use super::{BuildOptions, BuildProgress, Encode};
 
 /// Receives the ids of consecutive rows.
 pub type Sink<'a> = dyn FnMut(&[u32]) -> io::Result<()> + 'a;

@@ -9,10 +9,10 @@ use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 use super::super::error::{DataError, FieldProblem, FileProblem, Place, Position, RowProblem};
-use super::super::limits::MAX_COLUMNS;
 use super::fields::Value;
 use super::file::{TextFile, open_text, read_error};
 use super::{RawRow, locate};
+use muster_proto::limits::MAX_COLUMNS;
 
 /// A CSV file with its header read.
 pub struct CsvFile {

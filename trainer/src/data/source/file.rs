@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::super::error::{DataError, FileProblem};
-use super::super::limits::STALL_REPORT_INTERVAL;
 use super::watch::{StallWatch, Watched};
+use muster_proto::limits::STALL_REPORT_INTERVAL;
 
 const BUFFER_BYTES: usize = 1 << 18;
 

@@ -15,28 +15,14 @@ mod watch;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use muster_proto::limits;
+use muster_proto::run_spec::{DEFAULT_LABEL_SEPARATOR, DataFormat, TaskType};
+
 pub use fields::{Answer, Row};
 pub use file::{FileStamp, stamp};
 
 use super::error::{DataError, FileProblem, SetProblem};
-use super::limits;
 use fields::Value;
-
-/// How a data file is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SourceFormat {
-    /// By extension: `.csv`, `.tsv`/`.tab`, `.jsonl`/`.ndjson`/`.json`, `.parquet`/`.pq`.
-    #[default]
-    Auto,
-    /// RFC 4180 with a header row and commas.
-    Csv,
-    /// The same with tabs.
-    Tsv,
-    /// One JSON object per line.
-    Jsonl,
-    /// Parquet with flat columns, or a list column for labels.
-    Parquet,
-}
 
 /// What the label columns hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +40,19 @@ pub enum Task {
     Unlabelled,
 }
 
+impl Task {
+    /// The labels of a task; `separator` splits a single column of a multi-label task.
+    pub fn of(kind: TaskType, separator: Option<&str>) -> Self {
+        match kind {
+            TaskType::SingleLabel => Self::SingleLabel,
+            TaskType::MultiLabel => {
+                Self::MultiLabel { separator: separator.unwrap_or(DEFAULT_LABEL_SEPARATOR).to_owned() }
+            }
+            TaskType::Regression => Self::Regression,
+        }
+    }
+}
+
 /// What the rows are for; decides which label problems are errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
@@ -67,7 +66,7 @@ pub enum Role {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceOptions {
     /// Format of every file of the set.
-    pub format: SourceFormat,
+    pub format: DataFormat,
     /// Column of the text.
     pub text: String,
     /// Column of the second text of a pair.
@@ -83,8 +82,8 @@ pub struct SourceOptions {
 impl SourceOptions {
     /// Makes options with the default format and limits.
     pub fn new(text: impl Into<String>, label: Vec<String>, task: Task) -> Self {
-        let field_bytes_max = limits::MAX_FIELD_BYTES;
-        Self { format: SourceFormat::Auto, text: text.into(), text_pair: None, label, task, field_bytes_max }
+        let field_bytes_max = limits::MAX_TEXT_BYTES;
+        Self { format: DataFormat::Auto, text: text.into(), text_pair: None, label, task, field_bytes_max }
     }
 
     /// Checks that the label columns fit the task and that no column has two uses.
@@ -131,10 +130,10 @@ impl OpenFile {
     fn open(path: &Path, wanted: &[String], options: &SourceOptions) -> Result<Self, DataError> {
         let limit = options.field_bytes_max;
         Ok(match resolve_format(path, options.format)? {
-            SourceFormat::Tsv => OpenFile::Csv(csv::CsvFile::open(path, wanted, b'\t', limit)?),
-            SourceFormat::Jsonl => OpenFile::Jsonl(jsonl::JsonlFile::open(path, wanted, limit)?),
-            SourceFormat::Parquet => OpenFile::Parquet(parquet::ParquetFile::open(path, wanted)?),
-            SourceFormat::Csv | SourceFormat::Auto => {
+            DataFormat::Tsv => OpenFile::Csv(csv::CsvFile::open(path, wanted, b'\t', limit)?),
+            DataFormat::Jsonl => OpenFile::Jsonl(jsonl::JsonlFile::open(path, wanted, limit)?),
+            DataFormat::Parquet => OpenFile::Parquet(parquet::ParquetFile::open(path, wanted)?),
+            DataFormat::Csv | DataFormat::Auto => {
                 OpenFile::Csv(csv::CsvFile::open(path, wanted, b',', limit)?)
             }
         })
@@ -167,7 +166,7 @@ impl Reader {
         options.validate()?;
         match files.len() {
             0 => return Err(SetProblem::NoFiles.into()),
-            n if n > limits::MAX_FILES => return Err(SetProblem::TooManyFiles(n).into()),
+            n if n > limits::MAX_DATA_FILES => return Err(SetProblem::TooManyFiles(n).into()),
             _ => {}
         }
         let waiting = files.iter().rev().cloned().collect();
@@ -227,17 +226,23 @@ impl Iterator for Reader {
     }
 }
 
-/// Turns `Auto` into the format of the file's extension.
-pub fn resolve_format(path: &Path, format: SourceFormat) -> Result<SourceFormat, DataError> {
-    if format != SourceFormat::Auto {
+/// Tells whether the extension of a path names a format with columns.
+pub fn is_table(path: &Path) -> bool {
+    resolve_format(path, DataFormat::Auto).is_ok()
+}
+
+/// Turns `Auto` into the format of the file's extension: `.csv`, `.tsv`/`.tab`, `.jsonl`/`.ndjson`/`.json`,
+/// `.parquet`/`.pq`.
+pub fn resolve_format(path: &Path, format: DataFormat) -> Result<DataFormat, DataError> {
+    if format != DataFormat::Auto {
         return Ok(format);
     }
     let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
     match extension.as_deref() {
-        Some("csv") => Ok(SourceFormat::Csv),
-        Some("tsv" | "tab") => Ok(SourceFormat::Tsv),
-        Some("jsonl" | "ndjson" | "json") => Ok(SourceFormat::Jsonl),
-        Some("parquet" | "pq") => Ok(SourceFormat::Parquet),
+        Some("csv") => Ok(DataFormat::Csv),
+        Some("tsv" | "tab") => Ok(DataFormat::Tsv),
+        Some("jsonl" | "ndjson" | "json") => Ok(DataFormat::Jsonl),
+        Some("parquet" | "pq") => Ok(DataFormat::Parquet),
         _ => Err(DataError::File { path: path.into(), problem: FileProblem::UnknownFormat(extension) }),
     }
 }

@@ -10,10 +10,10 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 
 use super::super::error::{DataError, FieldProblem, FileProblem, Place, Position, RowProblem};
-use super::super::limits::STALL_REPORT_INTERVAL;
 use super::fields::Value;
 use super::watch::StallWatch;
 use super::{RawRow, file, locate};
+use muster_proto::limits::STALL_REPORT_INTERVAL;
 
 /// An open Parquet file positioned before its next row.
 pub struct ParquetFile {
