@@ -51,6 +51,17 @@ pub struct Applied {
     pub non_finite: Option<String>,
 }
 
+/// The numbers of a model in training that outlive a step, lent to be overwritten.
+#[derive(Debug)]
+pub struct ArenasMut<'a> {
+    /// f32 weights.
+    pub weights: &'a mut [f32],
+    /// First moments.
+    pub first_moment: &'a mut [f32],
+    /// Second moments.
+    pub second_moment: &'a mut [f32],
+}
+
 /// A model in training: weights, gradients, moments.
 pub struct Engine<E: Element> {
     model: Model,
@@ -115,17 +126,18 @@ impl<E: Element> Engine<E> {
         digest(self.weights())
     }
 
-    /// Replaces weights and moments, all in arena order.
+    /// Lends the f32 weights and both moments, arena order, to be overwritten in place: reading a checkpoint takes no
+    /// second copy of them. Gradients are cleared.
     ///
-    /// # Panics
-    /// If a length differs from the arena's.
-    pub fn restore(&mut self, weights: Vec<f32>, first_moment: Vec<f32>, second_moment: Vec<f32>) {
-        let len = self.grads.len();
-        assert!(first_moment.len() == len && second_moment.len() == len, "moments must fill the arena");
-        self.params = Params::new(self.model.layout().clone(), weights);
-        self.first_moment = first_moment;
-        self.second_moment = second_moment;
-        self.grads.fill(0.0);
+    /// # Errors
+    /// Those of `fill`; weights and moments are then as it left them.
+    pub fn refill<R, X>(&mut self, fill: impl FnOnce(ArenasMut) -> Result<R, X>) -> Result<R, X> {
+        let (weights, _) = self.params.update_parts();
+        let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
+        let filled = fill(ArenasMut { weights, first_moment, second_moment });
+        self.params.refresh();
+        self.clear_gradients();
+        filled
     }
 
     /// Runs one micro-batch forward and backward; returns the SUM of its rows' losses.

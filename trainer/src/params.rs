@@ -167,9 +167,21 @@ impl<E: Element> Params<E> {
     /// If `master` is not as long as the layout's arena.
     pub fn new(layout: Arc<Layout>, master: Vec<f32>) -> Self {
         assert_eq!(master.len(), layout.arena_len(), "weights must fill the arena");
-        let compute: Vec<E> = master.iter().map(|&x| E::from_f32(x)).collect();
-        let master = if E::as_f32(&compute).is_some() { Vec::new() } else { master };
-        Self { layout, compute, master }
+        // f32 weights are kept where they are: a copy would stay in the process, whose freed memory is not returned.
+        match bytemuck::allocation::try_cast_vec::<f32, E>(master) {
+            Ok(compute) => Self { layout, compute, master: Vec::new() },
+            Err((_, master)) => {
+                let compute = master.iter().map(|&x| E::from_f32(x)).collect();
+                Self { layout, compute, master }
+            }
+        }
+    }
+
+    /// Rounds the f32 weights again into what forward reads, after the former were overwritten.
+    pub fn refresh(&mut self) {
+        for (rounded, &exact) in self.compute.iter_mut().zip(&self.master) {
+            *rounded = E::from_f32(exact);
+        }
     }
 
     /// The layout of every arena.

@@ -55,9 +55,7 @@ impl<E: Element> Trainer<'_, E> {
         let last_step = self.state.step;
         let model_step = self.state.best.map_or(last_step, |best| best.step);
         if model_step != last_step {
-            let layout = self.engine.model().layout().clone();
-            let best = self.store.restore(model_step, &layout, &self.settings.best)?;
-            self.engine.restore(best.weights, best.first_moment, best.second_moment);
+            self.store.restore(model_step, &mut self.engine, &self.settings.best)?;
         }
         let Some(eval) = self.eval_of_chosen(model_step) else { return Ok(None) };
         let mut test = None;

@@ -22,7 +22,6 @@ use crate::checkpoint::{
 use crate::data::Sampler;
 use crate::engine::Engine;
 use crate::export::{ModelExport, export_model};
-use crate::params::Layout;
 use crate::tokenizer::TokenizerFile;
 use crate::weights::FileDtype;
 
@@ -49,16 +48,10 @@ pub struct RunStore {
     identity: Identity,
 }
 
-/// A run as a checkpoint holds it.
+/// What a checkpoint holds beside weights and moments.
 pub struct Restored {
     /// The loop's state.
     pub state: LoopState,
-    /// f32 weights, arena order.
-    pub weights: Vec<f32>,
-    /// First moments.
-    pub first_moment: Vec<f32>,
-    /// Second moments.
-    pub second_moment: Vec<f32>,
     /// Newer checkpoints that were damaged, each with its reason.
     pub skipped: Vec<String>,
 }
@@ -139,34 +132,50 @@ impl RunStore {
         }
     }
 
-    /// Reads the newest whole checkpoint; `None` if there is none at all.
+    /// Reads the newest whole checkpoint into the engine; `None` if there is none at all.
     ///
     /// # Errors
     /// If all are damaged, or the checkpoint is of another model, data or run file.
-    pub fn restore_newest(&self, layout: &Layout, rule: &BestRule) -> Result<Option<Restored>, TrainError> {
+    pub fn restore_newest<E: Element>(
+        &self,
+        engine: &mut Engine<E>,
+        rule: &BestRule,
+    ) -> Result<Option<Restored>, TrainError> {
         let Some(found) = checkpoint::latest_valid(self.dir())? else { return Ok(None) };
         checkpoint::read_state(&found.path)?.fingerprints.check(&self.identity.fingerprints)?;
-        let mut restored = self.read(&found.path, layout, rule)?;
-        restored.skipped = found.skipped;
-        Ok(Some(restored))
+        let state = self.read(&found.path, engine, rule)?;
+        Ok(Some(Restored { state, skipped: found.skipped }))
     }
 
-    /// Reads the checkpoint after `step` steps.
+    /// Reads the checkpoint after `step` steps into the engine.
     ///
     /// # Errors
     /// If it is missing or damaged.
-    pub fn restore(&self, step: u64, layout: &Layout, rule: &BestRule) -> Result<Restored, TrainError> {
-        self.read(&self.dir().join(checkpoint::checkpoint_name(step)), layout, rule)
+    pub fn restore<E: Element>(
+        &self,
+        step: u64,
+        engine: &mut Engine<E>,
+        rule: &BestRule,
+    ) -> Result<LoopState, TrainError> {
+        self.read(&self.dir().join(checkpoint::checkpoint_name(step)), engine, rule)
     }
 
-    fn read(&self, path: &Path, layout: &Layout, rule: &BestRule) -> Result<Restored, TrainError> {
-        let arena = || vec![0.0; layout.arena_len()];
-        let (mut weights, mut first_moment, mut second_moment) = (arena(), arena(), arena());
-        let arenas =
-            ArenasMut { master: &mut weights, moment1: &mut first_moment, moment2: &mut second_moment };
-        let state = checkpoint::load(path, layout, arenas)?;
-        let state = LoopState::restore(&state, rule);
-        Ok(Restored { state, weights, first_moment, second_moment, skipped: Vec::new() })
+    fn read<E: Element>(
+        &self,
+        path: &Path,
+        engine: &mut Engine<E>,
+        rule: &BestRule,
+    ) -> Result<LoopState, TrainError> {
+        let layout = engine.model().layout().clone();
+        let state = engine.refill(|arenas| {
+            let arenas = ArenasMut {
+                master: arenas.weights,
+                moment1: arenas.first_moment,
+                moment2: arenas.second_moment,
+            };
+            checkpoint::load(path, &layout, arenas)
+        })?;
+        Ok(LoopState::restore(&state, rule))
     }
 
     /// Writes the model folder that `transformers` loads unchanged.

@@ -133,8 +133,7 @@ impl Lab {
         };
         let store = RunStore::open(&self.out(name), 2, identity).unwrap();
         let mut state = LoopState::default();
-        if let Some(saved) = store.restore_newest(&layout, &self.settings.best).unwrap() {
-            engine.restore(saved.weights, saved.first_moment, saved.second_moment);
+        if let Some(saved) = store.restore_newest(&mut engine, &self.settings.best).unwrap() {
             state = saved.state;
         }
         let stop = AtomicBool::new(false);
