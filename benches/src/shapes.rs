@@ -5,9 +5,9 @@ use muster_trainer::model::Config;
 /// Row lengths in tokens: 64 quantiles of the banking77 training texts (10,003 bank customer queries) under the MiniLM
 /// tokenizer; their mean is 16.2. Short texts with a long tail are what padding wastes most on.
 pub const BANKING77_LENGTHS: [u32; 64] = [
-    7, 8, 8, 9, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 12, 12, 12, 12, 12, 12, 13, 13, 13, 13, 13,
-    13, 14, 14, 14, 14, 14, 14, 15, 15, 15, 15, 16, 16, 16, 16, 17, 17, 18, 18, 19, 19, 20, 21, 22, 23, 25, 27, 29, 32,
-    36, 39, 45, 55,
+    7, 8, 8, 9, 9, 9, 9, 9, 10, 10, 10, 10, 10, 11, 11, 11, 11, 11, 11, 11, 12, 12, 12, 12, 12, 12, 13, 13,
+    13, 13, 13, 13, 14, 14, 14, 14, 14, 14, 15, 15, 15, 15, 16, 16, 16, 16, 17, 17, 18, 18, 19, 19, 20, 21,
+    22, 23, 25, 27, 29, 32, 36, 39, 45, 55,
 ];
 
 /// A model shape.
@@ -26,7 +26,15 @@ pub struct Shape {
 
 /// Every shape of the table. DeBERTa-v3-large is cut to 4 of its 24 layers, so that a step fits a laptop.
 pub const SHAPES: [Shape; 3] = [
-    Shape { name: "minilm-l6", layers: 6, hidden: 384, heads: 12, intermediate: 1536, vocab: 30_522, deberta: false },
+    Shape {
+        name: "minilm-l6",
+        layers: 6,
+        hidden: 384,
+        heads: 12,
+        intermediate: 1536,
+        vocab: 30_522,
+        deberta: false,
+    },
     Shape {
         name: "deberta-v3-xsmall",
         layers: 12,

@@ -107,7 +107,9 @@ fn batch<E: Element>(engine: &Engine<E>, rows: usize, step: u64) -> MicroBatch {
         positions: Vec::new(),
         offsets: vec![0],
         row_ids: (0..rows as u64).collect(),
-        targets: Targets::Class((0..rows as u64).map(|r| rng::below(key, r, CLASSES as u64) as u32).collect()),
+        targets: Targets::Class(
+            (0..rows as u64).map(|r| rng::below(key, r, CLASSES as u64) as u32).collect(),
+        ),
     };
     for row in 0..rows as u64 {
         let quantile = rng::below(key, 1000 + row, BANKING77_LENGTHS.len() as u64);

@@ -15,26 +15,81 @@ struct Case {
 }
 
 const CASES: &[Case] = &[
-    case("unknown key", &[("train", "epocs = 1")], 2, &["line 17", "`train.epocs`", "did you mean `train.epochs`?"]),
+    case(
+        "unknown key",
+        &[("train", "epocs = 1")],
+        2,
+        &["line 17", "`train.epocs`", "did you mean `train.epochs`?"],
+    ),
     case("wrong type", &[("train", "learning_rate = \"fast\"")], 2, &["line 17", "must be a finite number"]),
-    case("missing column", &[("data", "label = \"lable\"")], 3, &["t.csv: has no column \"lable\"", "did you mean \"label\"?"]),
+    case(
+        "missing column",
+        &[("data", "label = \"lable\"")],
+        3,
+        &["t.csv: has no column \"lable\"", "did you mean \"label\"?"],
+    ),
     case("missing file", &[("file", "nope.csv")], 3, &["cannot open", "nope.csv", "hint: check the path"]),
     case("directory as file", &[("file", "model")], 3, &["is a directory", "hint: "]),
     case("empty file", &[("file", "empty.csv")], 3, &["empty.csv: is empty"]),
     case("header only", &[("file", "header.csv")], 3, &["header.csv: has a header but no rows", "hint: "]),
-    case("one class", &[("file", "one.csv")], 3, &["all 2 training rows have the label \"a\"", "hint: is data.label"]),
-    case("label not in the list", &[("task", "labels = [\"a\", \"c\"]")], 3, &["t.csv:3: column \"label\": label \"b\"", "hint: "]),
-    case("row too long", &[("data", "max_length = 5\non_long = \"error\"")], 3, &["t.csv:2: has ", "max_length is 5", "hint: raise"]),
-    case("unseen label in eval", &[("data", "eval = \"eval.csv\"")], 3, &["eval.csv:2: column \"label\": label \"z\"", "hint: "]),
+    case(
+        "one class",
+        &[("file", "one.csv")],
+        3,
+        &["all 2 training rows have the label \"a\"", "hint: is data.label"],
+    ),
+    case(
+        "label not in the list",
+        &[("task", "labels = [\"a\", \"c\"]")],
+        3,
+        &["t.csv:3: column \"label\": label \"b\"", "hint: "],
+    ),
+    case(
+        "row too long",
+        &[("data", "max_length = 5\non_long = \"error\"")],
+        3,
+        &["t.csv:2: has ", "max_length is 5", "hint: raise"],
+    ),
+    case(
+        "unseen label in eval",
+        &[("data", "eval = \"eval.csv\"")],
+        3,
+        &["eval.csv:2: column \"label\": label \"z\"", "hint: "],
+    ),
     case("unknown model folder", &[("model", "./none")], 3, &["neither a folder nor a hub name", "hint: "]),
-    case("unreachable hub", &[("model", "no/model")], 3, &["can't reach http://127.0.0.1:9", "hint: set HF_ENDPOINT"]),
+    case(
+        "unreachable hub",
+        &[("model", "no/model")],
+        3,
+        &["can't reach http://127.0.0.1:9", "hint: set HF_ENDPOINT"],
+    ),
     case("no config", &[("model", "no-config")], 3, &["no-config/config.json", "hint: "]),
-    case("damaged config", &[("model", "bad-config")], 3, &["cannot use ", "bad-config/config.json", "line 2"]),
+    case(
+        "damaged config",
+        &[("model", "bad-config")],
+        3,
+        &["cannot use ", "bad-config/config.json", "line 2"],
+    ),
     case("no tokenizer", &[("model", "no-tokenizer")], 3, &["no tokenizer in ", "hint: "]),
-    case("no weights", &[("init", "pretrained")], 3, &["no weights in ", "looked for model.safetensors", "hint: "]),
-    case("damaged weights", &[("model", "garbage"), ("init", "pretrained")], 3, &["garbage/model.safetensors", "hint: "]),
+    case(
+        "no weights",
+        &[("init", "pretrained")],
+        3,
+        &["no weights in ", "looked for model.safetensors", "hint: "],
+    ),
+    case(
+        "damaged weights",
+        &[("model", "garbage"), ("init", "pretrained")],
+        3,
+        &["garbage/model.safetensors", "hint: "],
+    ),
     case("output is a file", &[("out", "t.csv")], 1, &["t.csv", "Not a directory", "hint: a file is where"]),
-    case("output can't be made", &[("out", "/proc/muster")], 1, &["/proc/muster", "hint: choose an `output_dir`"]),
+    case(
+        "output can't be made",
+        &[("out", "/proc/muster")],
+        1,
+        &["/proc/muster", "hint: choose an `output_dir`"],
+    ),
     case("model too large", &[("model", "huge")], 5, &["a training step needs ", "can be used", "hint: "]),
 ];
 
@@ -72,9 +127,14 @@ fn lay_out(dir: &Path) {
     for (name, text) in files {
         fs::write(dir.join(name), text).unwrap();
     }
-    for (name, without) in
-        [("model", ""), ("no-config", "config"), ("no-tokenizer", "spm"), ("bad-config", ""), ("garbage", ""), ("huge", "")]
-    {
+    for (name, without) in [
+        ("model", ""),
+        ("no-config", "config"),
+        ("no-tokenizer", "spm"),
+        ("bad-config", ""),
+        ("garbage", ""),
+        ("huge", ""),
+    ] {
         model(dir, name, without);
     }
     fs::write(dir.join("bad-config/config.json"), "{\n").unwrap();

@@ -54,7 +54,9 @@ fn bert_logits_equal_candle() {
 fn deberta_v3_logits_equal_candle() {
     let fixture = load("deberta-v3");
     let config: debertav2::Config = config("deberta-v3");
-    let model = debertav2::DebertaV2SeqClassificationModel::load(weights("deberta-v3").pp("deberta"), &config, None).unwrap();
+    let model =
+        debertav2::DebertaV2SeqClassificationModel::load(weights("deberta-v3").pp("deberta"), &config, None)
+            .unwrap();
     compare(&fixture, |ids, types| {
         let mask = Tensor::ones(ids.shape(), DType::U32, &Device::Cpu)?;
         model.forward(ids, Some(types.clone()), Some(mask))

@@ -31,8 +31,7 @@ impl Lab {
             let entry = entry.unwrap();
             fs::copy(entry.path(), dir.join(entry.file_name())).unwrap();
         }
-        let mut config: Value =
-            serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
+        let mut config: Value = serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
         for (key, value) in sizes {
             config[*key] = json!(value);
         }
@@ -69,7 +68,8 @@ impl Lab {
 }
 
 const WORDS: [&str; 12] = [
-    "profit", "fell", "rose", "sharply", "outlook", "bank", "merger", "cash", "dividend", "loss", "guidance", "up",
+    "profit", "fell", "rose", "sharply", "outlook", "bank", "merger", "cash", "dividend", "loss", "guidance",
+    "up",
 ];
 
 fn example(name: &str) -> PathBuf {
@@ -110,7 +110,8 @@ fn logged_step(log: &Path) -> u64 {
 #[test]
 fn resident_memory_is_flat_over_2000_steps_of_random_lengths() {
     let lab = Lab::new();
-    let model = lab.model("model", &[("hidden_size", 32), ("num_attention_heads", 2), ("intermediate_size", 64)]);
+    let model =
+        lab.model("model", &[("hidden_size", 32), ("num_attention_heads", 2), ("intermediate_size", 64)]);
     lab.rows("train.csv", 997, 120);
     let tables = "train = \"train.csv\"\nmax_length = 128\n[train]\nmax_steps = 2000\nglobal_batch = 4\n\
         micro_batch_tokens = 256\nthreads = 2\nlog_every_steps = 20\n[checkpoint]\nevery_steps = 500\n";
@@ -161,7 +162,10 @@ fn case_42_kill_9_at_random_moments_of_50_runs_loses_nothing() {
         // What the log says was saved: every third step whose successor was begun.
         let newest = newest_checkpoint(&out);
         let due = logged_step(&out.join("metrics.jsonl")).saturating_sub(1) / 3 * 3;
-        assert!(newest.unwrap_or(0) >= due, "run {run}: step {due} was saved before its successor, found {newest:?}");
+        assert!(
+            newest.unwrap_or(0) >= due,
+            "run {run}: step {due} was saved before its successor, found {newest:?}"
+        );
         let args: &[&str] = match newest {
             Some(_) => &["train", &file, "--json", "--resume"],
             None => &["train", &file, "--json"],
@@ -174,7 +178,10 @@ fn case_42_kill_9_at_random_moments_of_50_runs_loses_nothing() {
             assert!(text.contains(&format!("resumed after step {step}")), "run {run}: {text}");
         }
         let ended = success(args, output);
-        assert_eq!(ended["weights_digest"], whole["weights_digest"], "run {run}, killed behind step {newest:?}");
+        assert_eq!(
+            ended["weights_digest"], whole["weights_digest"],
+            "run {run}, killed behind step {newest:?}"
+        );
         assert_eq!(ended["eval"], whole["eval"], "run {run}");
         fs::remove_dir_all(out).unwrap();
     }
@@ -221,7 +228,8 @@ fn case_69_the_planned_peak_is_not_below_the_real_one_nor_far_above() {
     lab.rows("train.csv", 300, 60);
     // Big enough that the process itself does not decide.
     let sizes = [("hidden_size", 256), ("num_attention_heads", 4), ("intermediate_size", 1024)];
-    let model = lab.model("model", &[&sizes[..], &[("num_hidden_layers", 4), ("vocab_size", 30_000)]].concat());
+    let model =
+        lab.model("model", &[&sizes[..], &[("num_hidden_layers", 4), ("vocab_size", 30_000)]].concat());
     for (precision, micro) in [("f32", "\"auto\""), ("bf16", "\"auto\""), ("f32", "512")] {
         let tables = format!(
             "train = \"train.csv\"\neval_fraction = 0.1\nmax_length = 128\n[train]\nmax_steps = 4\nthreads = 2\n\
@@ -233,7 +241,8 @@ fn case_69_the_planned_peak_is_not_below_the_real_one_nor_far_above() {
         let real = peak(&["train", &file, "--json", "-q"]);
         // Resuming reads a whole checkpoint and must not need more than the run did.
         let again = format!("output_dir={}", lab.path(&format!("{name}-again")).display());
-        let stopped = start(&["train", &file, "--json", "-q", "--set", &again, "--set", "checkpoint.every_steps=1"]);
+        let stopped =
+            start(&["train", &file, "--json", "-q", "--set", &again, "--set", "checkpoint.every_steps=1"]);
         let saved = lab.path(&format!("{name}-again/checkpoint-00000001"));
         let deadline = Instant::now() + Duration::from_secs(60);
         while !saved.exists() {
@@ -242,11 +251,24 @@ fn case_69_the_planned_peak_is_not_below_the_real_one_nor_far_above() {
         }
         signal(&stopped, Signal::TERM);
         assert_eq!(stopped.wait_with_output().unwrap().status.code(), Some(75));
-        let resumed = peak(&["train", &file, "--json", "-q", "--resume", "--set", &again, "--set", "checkpoint.every_steps=1"]);
+        let resumed = peak(&[
+            "train",
+            &file,
+            "--json",
+            "-q",
+            "--resume",
+            "--set",
+            &again,
+            "--set",
+            "checkpoint.every_steps=1",
+        ]);
         println!("{name}: planned {planned}, real {real}, resumed {resumed}");
         let real = real.max(resumed);
         assert!(planned >= real, "{name}: planned {planned}, real {real}: a run would be killed");
-        assert!(planned as f64 <= 1.25 * real as f64, "{name}: planned {planned}, real {real}: a run would be refused");
+        assert!(
+            planned as f64 <= 1.25 * real as f64,
+            "{name}: planned {planned}, real {real}: a run would be refused"
+        );
     }
 }
 

@@ -21,4 +21,3 @@ pub mod tokenizer;
 pub mod topology;
 pub mod train;
 pub mod weights;
-

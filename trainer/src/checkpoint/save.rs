@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::durable::{check_space, write_tokenizer_file, install_dir, sync_dir, write_file};
+use super::durable::{check_space, install_dir, sync_dir, write_file, write_tokenizer_file};
 use super::error::CheckpointError;
 use super::manifest::{Depth, MANIFEST, MANIFEST_FORMAT, Manifest};
 use super::read::list;

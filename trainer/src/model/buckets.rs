@@ -20,7 +20,8 @@ pub fn bucket(distance: i64, bucket_count: usize, max_distance: usize) -> i64 {
     if distance.abs() <= middle {
         return distance;
     }
-    let ratio = (distance.abs() as f64 / middle as f64).ln() / ((max_distance - 1) as f64 / middle as f64).ln();
+    let ratio =
+        (distance.abs() as f64 / middle as f64).ln() / ((max_distance - 1) as f64 / middle as f64).ln();
     let log = (ratio * (middle - 1) as f64).ceil() as i64 + middle;
     log * distance.signum()
 }
@@ -78,7 +79,8 @@ mod tests {
 
     #[test]
     fn anchors_and_symmetry() {
-        let anchors = [(128, 128), (160, 149), (192, 166), (256, 192), (300, 207), (384, 229), (448, 243), (500, 254)];
+        let anchors =
+            [(128, 128), (160, 149), (192, 166), (256, 192), (300, 207), (384, 229), (448, 243), (500, 254)];
         for (distance, expected) in anchors {
             assert_eq!(bucket(distance, 256, 512), expected);
             assert_eq!(bucket(-distance, 256, 512), -expected);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::config::{Architecture, Config};
 use super::{ConvLayer, Embeddings, Head, Layer, Model, RelativeTable};
-use crate::params::{Layout, LayerNorm, Linear, ParamId, ParamKind, Table};
+use crate::params::{LayerNorm, Layout, Linear, ParamId, ParamKind, Table};
 
 /// Names that differ between families.
 struct Names {
@@ -96,11 +96,12 @@ impl Builder<'_> {
     fn embeddings(&mut self, base: &str) -> Embeddings {
         let c = self.config;
         let word = self.table(format!("{base}.embeddings.word_embeddings"), c.vocab, c.embedding);
-        let position = c
-            .absolute_positions
-            .then(|| self.table(format!("{base}.embeddings.position_embeddings"), c.max_positions, c.embedding));
-        let token_type = (c.token_types > 0)
-            .then(|| self.table(format!("{base}.embeddings.token_type_embeddings"), c.token_types, c.embedding));
+        let position = c.absolute_positions.then(|| {
+            self.table(format!("{base}.embeddings.position_embeddings"), c.max_positions, c.embedding)
+        });
+        let token_type = (c.token_types > 0).then(|| {
+            self.table(format!("{base}.embeddings.token_type_embeddings"), c.token_types, c.embedding)
+        });
         let project = (c.embedding != c.hidden).then(|| {
             let name = format!("{base}.embeddings.embed_proj.weight");
             let id = self.push(name, &[c.hidden, c.embedding], ParamKind::Matrix);

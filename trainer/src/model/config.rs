@@ -212,7 +212,11 @@ fn activation(name: &'static str, value: Option<&str>, default: &str) -> Result<
 
 fn rate(name: &'static str, value: Option<f32>, default: f32) -> Result<f32, ConfigError> {
     let rate = value.unwrap_or(default);
-    if (0.0..1.0).contains(&rate) { Ok(rate) } else { Err(key(name, format!("is {rate}; it must be in [0, 1)"))) }
+    if (0.0..1.0).contains(&rate) {
+        Ok(rate)
+    } else {
+        Err(key(name, format!("is {rate}; it must be in [0, 1)")))
+    }
 }
 
 impl Config {
@@ -241,7 +245,10 @@ impl Config {
             return Err(key("num_attention_heads", problem));
         }
         if self.pad_id >= self.vocab {
-            return Err(key("pad_token_id", format!("is {}, outside the vocabulary of {}", self.pad_id, self.vocab)));
+            return Err(key(
+                "pad_token_id",
+                format!("is {}, outside the vocabulary of {}", self.pad_id, self.vocab),
+            ));
         }
         if let Some(conv) = &self.conv
             && conv.kernel.is_multiple_of(2)
@@ -273,16 +280,24 @@ impl Raw {
         if let Some(kind) = self.position_embedding_type.as_deref()
             && kind != "absolute"
         {
-            return Err(key("position_embedding_type", format!("{kind:?} is not supported; only \"absolute\"")));
+            return Err(key(
+                "position_embedding_type",
+                format!("{kind:?} is not supported; only \"absolute\""),
+            ));
         }
         let max_positions = required("max_position_embeddings", self.max_position_embeddings)?;
         if max_positions <= position_offset {
-            return Err(key("max_position_embeddings", format!("is {max_positions}, not above {position_offset}")));
+            return Err(key(
+                "max_position_embeddings",
+                format!("is {max_positions}, not above {position_offset}"),
+            ));
         }
         let eps = match (self.layer_norm_eps, deberta) {
             (Some(eps), _) => eps,
             (None, false) => 1e-12,
-            (None, true) => return Err(key("layer_norm_eps", "is missing, and a wrong one changes every result")),
+            (None, true) => {
+                return Err(key("layer_norm_eps", "is missing, and a wrong one changes every result"));
+            }
         };
         let dropouts = self.dropouts(deberta)?;
         Ok(Config {
@@ -355,7 +370,9 @@ impl Raw {
             Some(Value::Array(list)) => {
                 list.iter().map(|t| t.as_str().unwrap_or_default().trim().to_lowercase()).collect()
             }
-            Some(other) => return Err(key("pos_att_type", format!("is {other}; it must be a string or a list"))),
+            Some(other) => {
+                return Err(key("pos_att_type", format!("is {other}; it must be a string or a list")));
+            }
         };
         match terms.iter().find(|t| !matches!(t.as_str(), "" | "c2p" | "p2c")) {
             Some(term) => Err(key("pos_att_type", format!("has {term:?}; known are \"c2p\" and \"p2c\""))),
@@ -378,9 +395,13 @@ impl Raw {
             Architecture::Roberta | Architecture::XlmRoberta => Ok(HeadKind::Roberta),
             Architecture::DebertaV2 => {
                 if let Some(size) = self.pooler_hidden_size.filter(|&size| size != hidden) {
-                    return Err(key("pooler_hidden_size", format!("is {size}; it must equal hidden_size {hidden}")));
+                    return Err(key(
+                        "pooler_hidden_size",
+                        format!("is {size}; it must equal hidden_size {hidden}"),
+                    ));
                 }
-                activation("pooler_hidden_act", self.pooler_hidden_act.as_deref(), "gelu").map(HeadKind::Deberta)
+                activation("pooler_hidden_act", self.pooler_hidden_act.as_deref(), "gelu")
+                    .map(HeadKind::Deberta)
             }
         }
     }
@@ -420,7 +441,11 @@ mod tests {
     fn wrong_values_name_their_key() {
         for (from, to, expected) in [
             ("deberta-v2", "gpt2", "model_type \"gpt2\" is not supported"),
-            ("\"hidden_size\":1024", "\"hidden_size\":1000", "num_attention_heads 16 does not divide hidden_size 1000"),
+            (
+                "\"hidden_size\":1024",
+                "\"hidden_size\":1000",
+                "num_attention_heads 16 does not divide hidden_size 1000",
+            ),
             ("\"p2c|c2p\"", "\"p2c|p2p\"", "pos_att_type has \"p2p\""),
             ("\"hidden_act\":\"gelu\"", "\"hidden_act\":\"mish\"", "hidden_act \"mish\" is not one of"),
             ("\"vocab_size\":128100,", "", "vocab_size is missing"),

@@ -61,7 +61,8 @@ impl Model {
     fn positions<E: Element>(&self, tape: &mut Tape<'_, E>, max_len: usize) -> Option<Positions<E>> {
         let terms = self.config.relative.as_ref()?;
         // A table that no term reads changes nothing.
-        let relative = self.relative.as_ref().filter(|_| terms.content_to_position || terms.position_to_content)?;
+        let relative =
+            self.relative.as_ref().filter(|_| terms.content_to_position || terms.position_to_content)?;
         let slots = relative.buckets.slots(max_len);
         let range: Range<usize> = slots.first..slots.first + slots.count;
         let mut rows = tape.table_rows(&relative.table, range);

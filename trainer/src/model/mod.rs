@@ -4,19 +4,19 @@
 //! DeBERTa-v2/v3 differ in their embeddings, in the relative terms of their attention and in their head; the encoder
 //! layer is one. Adding an architecture means writing a configuration and a layout, never a backward.
 
-mod build;
 mod buckets;
+mod build;
 mod config;
 mod forward;
 mod init;
 
 use std::sync::Arc;
 
-pub use buckets::{bucket, Buckets};
+pub use buckets::{Buckets, bucket};
 pub use config::{Architecture, Config, ConfigError, Dropouts, HeadKind, RelativeConfig};
 pub use init::random_weights;
 
-use crate::params::{Layout, LayerNorm, Linear, Table};
+use crate::params::{LayerNorm, Layout, Linear, Table};
 
 /// An architecture with the places of its parameters.
 #[derive(Debug, Clone)]

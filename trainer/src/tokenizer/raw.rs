@@ -176,7 +176,8 @@ impl Raw {
                 settings[*role] = json!(text);
             }
         }
-        let made = |name, value: &Value| TokenizerFile::Made { name, bytes: format!("{value:#}\n").into_bytes() };
+        let made =
+            |name, value: &Value| TokenizerFile::Made { name, bytes: format!("{value:#}\n").into_bytes() };
         Ok(vec![made("tokenizer.json", &json), made("tokenizer_config.json", &settings)])
     }
 

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use muster_kernels::Element;
 use muster_kernels::attention::{self, RelativeGrad, Shape, Terms};
 use muster_kernels::elementwise;
-use muster_kernels::Element;
 
 use super::super::buffer::Buf;
 use super::super::keys::{KeyKind, Site};

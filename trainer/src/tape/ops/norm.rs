@@ -44,7 +44,13 @@ impl<E: Element> Tape<'_, E> {
     }
 
     /// `dropout(LayerNorm(residual + dropout(x)))`, all of shape `(tokens, cols)`.
-    pub fn add_norm(&mut self, x: Var<E>, residual: Option<&Var<E>>, norm: &LayerNorm, rates: Rates) -> Var<E> {
+    pub fn add_norm(
+        &mut self,
+        x: Var<E>,
+        residual: Option<&Var<E>>,
+        norm: &LayerNorm,
+        rates: Rates,
+    ) -> Var<E> {
         let (rows, cols) = (x.rows, x.cols);
         let dropout_in = self.site(rates.before, KeyKind::Token, rows, 0);
         let dropout_out = self.site(rates.after, KeyKind::Token, rows, 0);
@@ -71,7 +77,10 @@ impl<E: Element> Tape<'_, E> {
         let y = self.var(y, rows, cols);
         let residual = residual.cloned();
         let norm = norm.clone();
-        self.record(y.node, Op::AddNorm(AddNormOp { sum, residual, norm, dropout_in, dropout_out, mean, rstd }));
+        self.record(
+            y.node,
+            Op::AddNorm(AddNormOp { sum, residual, norm, dropout_in, dropout_out, mean, rstd }),
+        );
         y
     }
 

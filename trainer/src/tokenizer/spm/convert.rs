@@ -53,7 +53,9 @@ pub fn tokenizer_json(
     let vocab: Vec<Value> = model
         .pieces
         .iter()
-        .map(|p| json!([String::from_utf8_lossy(p.piece.as_deref().unwrap_or_default()), p.score.unwrap_or(0.0)]))
+        .map(|p| {
+            json!([String::from_utf8_lossy(p.piece.as_deref().unwrap_or_default()), p.score.unwrap_or(0.0)])
+        })
         .collect();
     Ok(Some(json!({
         "version": "1.0",
@@ -75,7 +77,9 @@ pub fn tokenizer_json(
 
 /// The rules of DeBERTa's own file; others have no equal among the library's normalizers and pre-tokenizers.
 fn expressible(trainer: &TrainerSpec, normalizer: &NormalizerSpec, pieces: &[Piece]) -> bool {
-    let plain = |piece: &Piece| !matches!(kind(piece.kind.unwrap_or(1)), None | Some(Kind::UserDefined | Kind::Unused));
+    let plain = |piece: &Piece| {
+        !matches!(kind(piece.kind.unwrap_or(1)), None | Some(Kind::UserDefined | Kind::Unused))
+    };
     !trainer.treat_whitespace_as_suffix.unwrap_or(false)
         && normalizer.add_dummy_prefix.unwrap_or(true)
         && normalizer.remove_extra_whitespaces.unwrap_or(true)
