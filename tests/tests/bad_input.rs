@@ -19,9 +19,9 @@ const CASES: &[Case] = &[
         "unknown key",
         &[("train", "epocs = 1")],
         2,
-        &["line 17", "`train.epocs`", "did you mean `train.epochs`?"],
+        &["line 18", "`train.epocs`", "did you mean `train.epochs`?"],
     ),
-    case("wrong type", &[("train", "learning_rate = \"fast\"")], 2, &["line 17", "must be a finite number"]),
+    case("wrong type", &[("train", "learning_rate = \"fast\"")], 2, &["line 18", "must be a finite number"]),
     case(
         "missing column",
         &[("data", "label = \"lable\"")],
@@ -29,7 +29,7 @@ const CASES: &[Case] = &[
         &["t.csv: has no column \"lable\"", "did you mean \"label\"?"],
     ),
     case("missing file", &[("file", "nope.csv")], 3, &["cannot open", "nope.csv", "hint: check the path"]),
-    case("directory as file", &[("file", "model")], 3, &["is a directory", "hint: "]),
+    case("directory as file", &[("file", "folder.csv")], 3, &["is a directory", "hint: "]),
     case("empty file", &[("file", "empty.csv")], 3, &["empty.csv: is empty"]),
     case("header only", &[("file", "header.csv")], 3, &["header.csv: has a header but no rows", "hint: "]),
     case(
@@ -124,6 +124,7 @@ fn lay_out(dir: &Path) {
         ("one.csv", "text,label\nup,a\ndown,a\n"),
         ("eval.csv", "text,label\nup,z\n"),
     ];
+    fs::create_dir(dir.join("folder.csv")).unwrap();
     for (name, text) in files {
         fs::write(dir.join(name), text).unwrap();
     }

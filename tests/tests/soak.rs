@@ -263,7 +263,9 @@ fn case_69_the_planned_peak_is_not_below_the_real_one_nor_far_above() {
             "checkpoint.every_steps=1",
         ]);
         println!("{name}: planned {planned}, real {real}, resumed {resumed}");
-        let real = real.max(resumed);
+        // A resumed run may meet its lengths in an order that leaves more outgrown buffers; it must not hold a second
+        // copy of weights or moments, which would be 1.3 times the plan here.
+        assert!(resumed as f64 <= 1.15 * planned as f64, "{name}: planned {planned}, resumed {resumed}");
         assert!(planned >= real, "{name}: planned {planned}, real {real}: a run would be killed");
         assert!(
             planned as f64 <= 1.25 * real as f64,
