@@ -64,7 +64,8 @@ fn exit_of(error: &TrainError) -> Exit {
 
 /// A full disk is lack of a resource, whatever was being written.
 fn is_disk_full(error: &anyhow::Error) -> bool {
-    let kinds = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind);
+    let kinds =
+        error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind);
     kinds.into_iter().any(|kind| matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
 }
 

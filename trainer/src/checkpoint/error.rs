@@ -127,9 +127,9 @@ impl CheckpointError {
                 io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
                     "a file is where the directory should be: remove it or choose another `output_dir`".into()
                 }
-                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::NotFound => {
-                    "choose an `output_dir` in which this user may write".into()
-                }
+                io::ErrorKind::PermissionDenied
+                | io::ErrorKind::ReadOnlyFilesystem
+                | io::ErrorKind::NotFound => "choose an `output_dir` in which this user may write".into(),
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "free space and go on with --resume; the checkpoints written before are whole".into()
                 }

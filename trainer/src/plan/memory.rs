@@ -40,11 +40,11 @@ pub struct MemoryEstimate {
 }
 
 /// The program itself, tokenizer and loader included, in bytes.
-const PROCESS_BYTES: u64 = 64 << 20;
+const PROCESS_BYTES: u64 = 96 << 20;
 /// Stack, packing buffers and attention tiles of a thread, in bytes.
 const THREAD_BYTES: u64 = 8 << 20;
 /// Share of the activations that size classes and recycled buffers of other lengths add, in percent.
-const SLACK_PERCENT: u64 = 15;
+const SLACK_PERCENT: u64 = 20;
 
 impl MemoryEstimate {
     /// Sum of all parts, in bytes.

@@ -53,7 +53,8 @@ pub(super) fn choose(input: &PlanInput<'_>, dtype: DType, threads: usize) -> Mic
     let step_tokens = input.data.largest_step;
     if step_tokens < chosen.tokens {
         chosen.tokens = step_tokens;
-        chosen.reason = format!("the whole global batch at once: the largest of this run has {step_tokens} tokens");
+        chosen.reason =
+            format!("the whole global batch at once: the largest of this run has {step_tokens} tokens");
     }
     if chosen.tokens < longest {
         chosen.tokens = longest;

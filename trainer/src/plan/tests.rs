@@ -43,7 +43,14 @@ fn tiny() -> ModelDims {
 }
 
 fn data() -> DatasetStats {
-    DatasetStats { rows: 1_001, tokens: 40_040, longest: 128, largest_step: 4096, truncated: 0, eval_rows: 100 }
+    DatasetStats {
+        rows: 1_001,
+        tokens: 40_040,
+        longest: 128,
+        largest_step: 4096,
+        truncated: 0,
+        eval_rows: 100,
+    }
 }
 
 fn host(gigabytes: f64) -> HostFacts {

@@ -25,6 +25,8 @@ impl<T> Default for Recycler<T> {
 
 /// Buffers smaller than this are all alike; keeps tiny ones from making a size class each.
 const SMALLEST: usize = 256;
+/// How many times larger than needed a reused buffer may be.
+const REUSE: usize = 4;
 
 /// Rounds up to one of four sizes per power of two, so that random lengths settle on few buffers.
 fn size_class(len: usize) -> usize {
@@ -38,8 +40,9 @@ impl<T: bytemuck::Pod> Recycler<T> {
     pub fn take(&self, len: usize) -> Buf<T> {
         let class = size_class(len);
         let mut free = self.free.borrow_mut();
-        // A buffer of up to twice the size is good enough: the waste is bounded and the list stays short.
-        let fit = free.range(class..=2 * class).next().map(|(&capacity, _)| capacity);
+        // A buffer of up to four times the size is good enough: the same buffers serve the last, smaller micro-batch of
+        // a step too, and the list stays short.
+        let fit = free.range(class..=REUSE * class).next().map(|(&capacity, _)| capacity);
         let data = match fit {
             Some(capacity) => {
                 let list = free.get_mut(&capacity).expect("key was just found");
@@ -49,7 +52,19 @@ impl<T: bytemuck::Pod> Recycler<T> {
                 }
                 data
             }
-            None => vec![T::zeroed(); class],
+            None => {
+                // A free buffer that is somewhat too small served a shorter micro-batch, which this one's buffers can
+                // serve as well: it makes room. Otherwise every longer step would leave a whole set of buffers behind.
+                let outgrown = free.range(class / REUSE..class).next_back().map(|(&capacity, _)| capacity);
+                if let Some(capacity) = outgrown {
+                    let list = free.get_mut(&capacity).expect("key was just found");
+                    list.pop();
+                    if list.is_empty() {
+                        free.remove(&capacity);
+                    }
+                }
+                vec![T::zeroed(); class]
+            }
         };
         drop(free);
         Buf { data, len, home: self.clone() }
@@ -121,6 +136,17 @@ mod tests {
             bytes.push(recycler.free_bytes());
         }
         assert_eq!(bytes[1000], bytes[9999], "no growth after the first lengths were seen");
+    }
+
+    #[test]
+    fn growing_lengths_do_not_leave_a_set_of_buffers_each() {
+        let recycler = Recycler::<f32>::default();
+        for len in [1000, 1300, 1700, 2100, 2900, 3900] {
+            let set: Vec<_> = (0..10).map(|_| recycler.take(len)).collect();
+            drop(set);
+        }
+        let last = 10 * 4 * size_class(3900);
+        assert!(recycler.free_bytes() <= last, "{} for a need of {last}", recycler.free_bytes());
     }
 
     #[test]

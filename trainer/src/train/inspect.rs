@@ -266,7 +266,8 @@ fn largest_step(spec: &RunSpec, lengths: &[usize]) -> usize {
         return longest.iter().take(batch as usize).sum();
     }
     let sampler = data::Sampler::new(spec.seed, rows, batch);
-    let steps = |epoch: u64| epoch * sampler.steps_per_epoch()..((epoch + 1) * sampler.steps_per_epoch()).min(total);
+    let steps =
+        |epoch: u64| epoch * sampler.steps_per_epoch()..((epoch + 1) * sampler.steps_per_epoch()).min(total);
     let epochs = 0..=sampler.epoch_of_step(total - 1);
     let largest = epochs.flat_map(|epoch| {
         let order = sampler.epoch_order(epoch);
