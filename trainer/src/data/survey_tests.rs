@@ -1,4 +1,4 @@
-//! Label discovery and the data sets that cannot be trained on.
+//! Label discovery and the data sets that can't be trained on.
 
 use std::path::PathBuf;
 

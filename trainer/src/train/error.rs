@@ -54,7 +54,7 @@ pub enum TrainError {
         problem: String,
     },
     /// A file can't be read.
-    #[error("cannot read {}", path.display())]
+    #[error("can't read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
