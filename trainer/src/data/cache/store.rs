@@ -42,7 +42,8 @@ pub struct TokenStore {
 impl TokenStore {
     /// Opens the store of `set`, or validates and tokenises its rows first.
     ///
-    /// Errors: everything `survey` reports; a long row where that is an error; a file that changes meanwhile.
+    /// # Errors
+    /// Everything `survey` reports; a long row where that is an error; a file that changes meanwhile.
     pub fn open_or_build(set: &DataSet, encode: &Encode, options: &BuildOptions) -> Result<Self, DataError> {
         set.options.validate()?;
         let mut files = Vec::with_capacity(set.files.len());
@@ -102,7 +103,8 @@ impl TokenStore {
 
     /// Token ids of a row, and the index of its first token of type 1 (the length if there is none).
     ///
-    /// Panics: `row >= rows()`.
+    /// # Panics
+    /// `row >= rows()`.
     pub fn row(&self, row: usize) -> (&[u32], u32) {
         let offsets = self.sections.offsets();
         let range = offsets[row] as usize..offsets[row + 1] as usize;
@@ -111,7 +113,8 @@ impl TokenStore {
 
     /// Tokens of a row.
     ///
-    /// Panics: `row >= rows()`.
+    /// # Panics
+    /// `row >= rows()`.
     pub fn row_tokens(&self, row: usize) -> usize {
         let offsets = self.sections.offsets();
         (offsets[row + 1] - offsets[row]) as usize
@@ -119,7 +122,8 @@ impl TokenStore {
 
     /// Stored target words of a row, `shape().words()` of them.
     ///
-    /// Panics: `row >= rows()`.
+    /// # Panics
+    /// `row >= rows()`.
     pub fn target_words(&self, row: usize) -> &[u32] {
         let words = self.shape.words();
         &self.sections.targets()[row * words..(row + 1) * words]
@@ -127,7 +131,8 @@ impl TokenStore {
 
     /// Where a row stands in the user's files.
     ///
-    /// Panics: `row >= rows()`.
+    /// # Panics
+    /// `row >= rows()`.
     pub fn place(&self, row: usize) -> Place {
         let packed = self.sections.places()[row];
         let number = packed & PLACE_NUMBER;
