@@ -20,13 +20,14 @@ build: setup
 demo: build
 	bash examples/headlines/demo.sh $(MUSTER)
 
-# nextest runs each test in its own process; without it cargo's own runner does.
+# One build for the tests and the binary they start. nextest runs each test in a process of its own; without it cargo's
+# runner does.
 test: setup
-	$(CARGO) build --release --locked -p muster
+	$(CARGO) build --release --locked --workspace --bins --tests
 	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		$(CARGO) nextest run --release --locked --workspace --no-fail-fast; \
+		MUSTER_TEST_PREBUILT=1 $(CARGO) nextest run --release --locked --workspace --no-fail-fast; \
 	else \
-		$(CARGO) test --release --locked --workspace --lib --bins --tests; \
+		MUSTER_TEST_PREBUILT=1 $(CARGO) test --release --locked --workspace --lib --bins --tests; \
 	fi
 	$(CARGO) test --release --locked --workspace --doc
 

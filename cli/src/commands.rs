@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
@@ -28,7 +29,6 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
 const MAX_ISA: &str = "MUSTER_MAX_ISA";
 
 fn cap_instructions() -> anyhow::Result<()> {
-    use anyhow::Context;
     use muster_kernels::isa;
 
     if let Some(text) = std::env::var_os(MAX_ISA).filter(|text| !text.is_empty()) {
@@ -47,7 +47,7 @@ pub fn print(global: &Global, value: &impl Serialize, text: impl FnOnce() -> Str
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         // `muster doctor | head -1` is no failure.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => Ok(other?),
+        other => Ok(other.context("can't write to stdout")?),
     }
 }
 

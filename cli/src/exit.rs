@@ -23,7 +23,7 @@ pub enum Exit {
 
 /// The codes as `--help` shows them.
 pub const HELP: &str = "Exit codes: 0 done, 1 failed, 2 wrong arguments or run file, 3 unusable data or model, \
-4 training diverged, 5 not enough memory or disk, 75 stopped by a signal after saving (train --resume continues).";
+4 training diverged, 5 not enough memory or disk, 75 stopped by a signal after saving (train --resume continues), 130 stopped at once by a second signal.";
 
 impl Exit {
     /// Every exit.

@@ -131,7 +131,14 @@ mod tests {
             parameters: 22_743_000,
             embedding_parameters: 11_920_000,
         };
-        let data = DatasetStats { rows: 100, tokens: 1_500, longest: 40, truncated: 0, eval_rows: 0 };
+        let data = DatasetStats {
+            rows: 100,
+            tokens: 1_500,
+            longest: 40,
+            largest_step: 600,
+            truncated: 0,
+            eval_rows: 0,
+        };
         let mut host = HostFacts::detect();
         host.memory.available = 1 << 40;
         host.memory.group_free = None;

@@ -3,9 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use muster_kernels::loss::softmax_rows;
 use muster_proto::limits::MAX_TEXT_BYTES;
 use muster_proto::run_spec::TaskType;
@@ -19,22 +18,21 @@ use serde_json::{Map, Value, json};
 use crate::args::PredictArgs;
 use crate::eval::{BATCH_TOKENS, open};
 use crate::exit::Exit;
-use crate::stop;
 
 /// Texts that are computed together and held in memory at once.
 const CHUNK_ROWS: usize = 256;
 
+const WRITE: &str = "can't write the answers";
+
 /// A text or a pair.
 type Texts = (String, Option<String>);
-/// Texts as they come.
-type Source = Box<dyn Iterator<Item = anyhow::Result<Texts>>>;
 
-/// Applies a trained model to texts.
+/// Applies a trained model to texts. Signals keep their usual effect: there is nothing to save, and whoever waits at a
+/// terminal for the next line must be able to leave.
 ///
 /// # Errors
 /// An unusable model or input, or an output that can't be written.
 pub fn run(args: &PredictArgs) -> anyhow::Result<Exit> {
-    let stop = stop::on_signals()?;
     let (trained, threads) = open(&args.model, &args.compute)?;
     let texts = source(args)?;
     let mut engine = trained.engine::<f32>(&args.model, threads)?;
@@ -44,10 +42,10 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<Exit> {
         )),
         None => Box::new(BufWriter::new(io::stdout().lock())),
     };
-    match predict_all(&trained, &mut engine, texts, &mut out, &stop) {
+    match predict_all(&trained, &mut engine, texts, &mut out) {
         // `muster predict ... | head -1` is no failure.
         Err(error) if is_broken_pipe(&error) => Ok(Exit::Success),
-        other => other,
+        other => other.map(|()| Exit::Success),
     }
 }
 
@@ -60,12 +58,11 @@ fn predict_all(
     engine: &mut Engine<f32>,
     mut texts: Source,
     out: &mut dyn Write,
-    stop: &AtomicBool,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<()> {
     loop {
-        let chunk: Vec<Texts> = texts.by_ref().take(CHUNK_ROWS).collect::<anyhow::Result<_>>()?;
+        let chunk = texts()?;
         if chunk.is_empty() {
-            break;
+            return Ok(());
         }
         for ((text, pair), logits) in chunk.iter().zip(logits(trained, engine, &chunk)?) {
             let mut object = Map::new();
@@ -74,16 +71,11 @@ fn predict_all(
                 object.insert("text_pair".into(), json!(pair));
             }
             answer(trained, &logits, &mut object);
-            serde_json::to_writer(&mut *out, &object).map_err(io::Error::from)?;
-            out.write_all(b"\n")?;
+            let line = serde_json::to_string(&object)? + "\n";
+            out.write_all(line.as_bytes()).context(WRITE)?;
         }
-        out.flush()?;
-        if stop.load(Ordering::Relaxed) {
-            return Ok(Exit::Interrupted);
-        }
+        out.flush().context(WRITE)?;
     }
-    out.flush()?;
-    Ok(Exit::Success)
 }
 
 /// The logits of each text, in order.
@@ -133,69 +125,134 @@ fn answer(trained: &Trained, logits: &[f32], object: &mut Map<String, Value>) {
     }
 }
 
+/// Texts that are there already, at most [`CHUNK_ROWS`]; none at the end of the input.
+type Source = Box<dyn FnMut() -> anyhow::Result<Vec<Texts>>>;
+
 fn source(args: &PredictArgs) -> anyhow::Result<Source> {
     let Some(path) = &args.file else {
         let texts: Vec<_> = args.text.iter().map(|text| Ok((text.clone(), None))).collect();
-        return Ok(Box::new(texts.into_iter()));
+        return Ok(in_chunks(texts.into_iter()));
     };
     // Any other file holds one text per line.
     if is_table(path) {
         let mut options = SourceOptions::new(args.columns.text_column.clone(), Vec::new(), Task::Unlabelled);
         options.text_pair.clone_from(&args.columns.text_pair_column);
         let reader = Reader::open(std::slice::from_ref(path), &options).map_err(TrainError::from)?;
-        return Ok(Box::new(reader.map(|row| {
+        return Ok(in_chunks(reader.map(|row| {
             let row = row.map_err(TrainError::from)?;
             Ok((row.text, row.pair))
         })));
     }
     if path == Path::new("-") {
-        return Ok(Box::new(lines(io::stdin().lock(), "stdin".into())));
+        return Ok(lines(io::stdin(), "stdin".into()));
     }
-    let file = File::open(path).with_context(|| format!("can't read {}", path.display()))?;
-    Ok(Box::new(lines(BufReader::new(file), path.display().to_string())))
+    let name = path.display().to_string();
+    match File::open(path) {
+        Ok(file) => Ok(lines(file, name)),
+        Err(source) => Err(InputError::Read { name, source }.into()),
+    }
 }
 
-/// One text per line; a line over the limit is an error before it fills the memory.
-fn lines(mut input: impl BufRead + 'static, name: String) -> impl Iterator<Item = anyhow::Result<Texts>> {
+fn in_chunks(mut rows: impl Iterator<Item = anyhow::Result<Texts>> + 'static) -> Source {
+    Box::new(move || rows.by_ref().take(CHUNK_ROWS).collect())
+}
+
+/// Lines of text that can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// The file can't be opened or read.
+    #[error("can't read {name}")]
+    Read {
+        /// File, or `stdin`.
+        name: String,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A line that would fill the memory.
+    #[error("{name}:{number}: the line is longer than {MAX_TEXT_BYTES} bytes")]
+    TooLong {
+        /// File, or `stdin`.
+        name: String,
+        /// Line, from 1.
+        number: u64,
+    },
+    /// A line in another encoding.
+    #[error("{name}:{number}: the line is not UTF-8")]
+    NotUtf8 {
+        /// File, or `stdin`.
+        name: String,
+        /// Line, from 1.
+        number: u64,
+    },
+}
+
+impl InputError {
+    /// Says what the user can do, where there is something to do.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => None,
+            Self::TooLong { .. } => Some("the input holds one text per line: split it".into()),
+            Self::NotUtf8 { .. } => Some("convert it: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW".into()),
+        }
+    }
+}
+
+/// One text per line. A chunk ends where the next line would have to be waited for, so that a program that writes one
+/// line gets its answer before it writes the next.
+fn lines(input: impl Read + 'static, name: String) -> Source {
+    let mut input = BufReader::new(input);
     let mut number = 0u64;
-    std::iter::from_fn(move || {
-        number += 1;
-        line(&mut input, &name, number).transpose()
+    Box::new(move || {
+        let mut chunk = Vec::new();
+        while chunk.len() < CHUNK_ROWS && (chunk.is_empty() || input.buffer().contains(&b'\n')) {
+            number += 1;
+            match line(&mut input, &name, number)? {
+                Some(text) => chunk.push((text, None)),
+                None => break,
+            }
+        }
+        Ok(chunk)
     })
 }
 
-fn line(input: &mut impl BufRead, name: &str, number: u64) -> anyhow::Result<Option<Texts>> {
+/// The next line; one over the limit is an error before it fills the memory.
+fn line(input: &mut impl BufRead, name: &str, number: u64) -> Result<Option<String>, InputError> {
+    let name = || name.to_owned();
     let mut bytes = Vec::new();
     let limit = MAX_TEXT_BYTES as u64 + 1;
     let read = input.by_ref().take(limit).read_until(b'\n', &mut bytes);
-    read.with_context(|| format!("can't read {name}"))?;
+    read.map_err(|source| InputError::Read { name: name(), source })?;
     if bytes.is_empty() {
         return Ok(None);
     }
     if bytes.len() as u64 == limit {
-        bail!("{name}:{number}: the line is longer than {MAX_TEXT_BYTES} bytes");
+        return Err(InputError::TooLong { name: name(), number });
     }
-    let text = String::from_utf8(bytes).with_context(|| format!("{name}:{number}: the line is not UTF-8"))?;
-    Ok(Some((text.trim_end_matches(['\n', '\r']).to_owned(), None)))
+    let text = String::from_utf8(bytes).map_err(|_| InputError::NotUtf8 { name: name(), number })?;
+    Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(text: &[u8]) -> Vec<Result<String, String>> {
-        let texts = lines(io::Cursor::new(text.to_vec()), "in".into());
-        texts.map(|t| t.map(|(text, _)| text).map_err(|e| e.to_string())).take(5).collect()
+    fn read(text: &[u8]) -> Vec<Result<Vec<String>, String>> {
+        let mut next = lines(io::Cursor::new(text.to_vec()), "in".into());
+        let mut one = || next().map(|chunk| chunk.into_iter().map(|(text, _)| text).collect::<Vec<_>>());
+        (0..3).map(|_| one().map_err(|e| e.to_string())).collect()
     }
 
     #[test]
     fn every_line_is_a_text_whatever_ends_it() {
-        assert_eq!(read(b"one\r\n\ntwo"), [Ok("one".into()), Ok(String::new()), Ok("two".into())]);
-        assert_eq!(read(b""), []);
+        let texts = |list: &[&str]| Ok(list.iter().map(|&text| text.to_owned()).collect());
+        // The last line has no end yet: more of it may come, so nobody waits for it in the first chunk.
+        assert_eq!(read(b"one\r\n\ntwo"), [texts(&["one", ""]), texts(&["two"]), texts(&[])]);
+        assert_eq!(read(b"")[0], texts(&[]));
     }
 
     #[test]
     fn a_line_that_is_not_text_is_named() {
-        assert_eq!(read(b"fine\n\xff\n")[1], Err("in:2: the line is not UTF-8".into()));
+        assert_eq!(read(b"fine\n\xff\n")[0], Err("in:2: the line is not UTF-8".into()));
     }
 }

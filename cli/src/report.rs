@@ -1,7 +1,7 @@
 //! How an error is told: the error, its causes, hints, and the exit code.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 
 use muster_coordinator::PlacementError;
 use muster_kernels::isa::ParseCapError;
@@ -13,6 +13,7 @@ use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
 use crate::exit::Exit;
+use crate::predict::InputError;
 
 /// What the user can do about an error, and how the process ends. The errors of every part are listed here once.
 fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
@@ -27,6 +28,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         return Some((exit_of(error), error.hint()));
     }
     known! {
+        InputError => Exit::Data,
         HubError => Exit::Data,
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,
@@ -43,19 +45,28 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::RunExists { .. }
         | TrainError::NothingToResume { .. }
         | TrainError::MaxLength { .. }
+        | TrainError::Checkpoint(CheckpointError::Changed { what: "run file", .. })
         | TrainError::Metric(_) => Exit::Usage,
         TrainError::ModelFolder { .. }
         | TrainError::Read { .. }
         | TrainError::Data(_)
         | TrainError::Hub(_)
-        | TrainError::Config(_)
+        | TrainError::Config { .. }
         | TrainError::Tokenizer(_)
+        | TrainError::Checkpoint(CheckpointError::Changed { .. })
         | TrainError::Weights(_) => Exit::Data,
         TrainError::Checkpoint(CheckpointError::NoSpace { .. })
         | TrainError::Plan(_)
         | TrainError::Pool(_) => Exit::Resources,
         TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Log(_) => Exit::Failure,
     }
+}
+
+/// A full disk is lack of a resource, whatever was being written.
+fn is_disk_full(error: &anyhow::Error) -> bool {
+    let kinds =
+        error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).map(std::io::Error::kind);
+    kinds.into_iter().any(|kind| matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
 }
 
 /// An error as it is told.
@@ -71,7 +82,10 @@ impl Story {
     fn of(error: &anyhow::Error) -> Self {
         let known: Vec<_> = error.chain().filter_map(classify).collect();
         // The outermost part that knows an error decides; every hint is worth reading.
-        let exit = known.first().map_or(Exit::Failure, |(exit, _)| *exit);
+        let exit = match is_disk_full(error) {
+            true => Exit::Resources,
+            false => known.first().map_or(Exit::Failure, |(exit, _)| *exit),
+        };
         let mut hints: Vec<String> = known.into_iter().filter_map(|(_, hint)| hint).collect();
         hints.dedup();
         Self {

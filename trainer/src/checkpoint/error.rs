@@ -123,6 +123,18 @@ impl CheckpointError {
                     "continue with the {what} of the first start, or start a new run in another `output_dir`"
                 )
             }
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+                    "a file is where the directory should be: remove it or choose another `output_dir`".into()
+                }
+                io::ErrorKind::PermissionDenied
+                | io::ErrorKind::ReadOnlyFilesystem
+                | io::ErrorKind::NotFound => "choose an `output_dir` in which this user may write".into(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    "free space and go on with --resume; the checkpoints written before are whole".into()
+                }
+                _ => return None,
+            },
             _ => return None,
         })
     }

@@ -76,7 +76,7 @@ pub enum DataError {
         problem: FieldProblem,
     },
     /// The data set as a whole.
-    #[error("{0}")]
+    #[error(transparent)]
     Set(#[from] SetProblem),
     /// The user asked to stop.
     #[error("stopped while {0}")]

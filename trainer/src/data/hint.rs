@@ -15,7 +15,7 @@ impl DataError {
             DataError::Field { problem, column, .. } => problem.hint(column),
             DataError::Set(problem) => problem.hint(),
             DataError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("paths in a run file are relative to the directory of the run file".into())
+                Some("check the path; paths in a run file are relative to its directory".into())
             }
             DataError::Io { .. } | DataError::Interrupted(_) | DataError::Loader { .. } => None,
         }

@@ -62,6 +62,8 @@ pub struct DatasetStats {
     pub tokens: u64,
     /// Tokens of the longest row, after truncation.
     pub longest: usize,
+    /// Tokens of the largest global batch of the run; no micro-batch needs to be larger.
+    pub largest_step: usize,
     /// Rows that were truncated.
     pub truncated: u64,
     /// Evaluation rows.

@@ -50,11 +50,11 @@ pub(super) fn choose(input: &PlanInput<'_>, dtype: DType, threads: usize) -> Mic
             "the widest activation ({row_bytes} B a token) fits the {mib:.0} MiB {from}, {LEAST} to {MOST} tokens"
         ),
     };
-    let step_tokens = longest.saturating_mul(input.spec.train.global_batch);
+    let step_tokens = input.data.largest_step;
     if step_tokens < chosen.tokens {
-        let batch = input.spec.train.global_batch;
         chosen.tokens = step_tokens;
-        chosen.reason = format!("the whole global batch at once: {batch} rows of at most {longest} tokens");
+        chosen.reason =
+            format!("the whole global batch at once: the largest of this run has {step_tokens} tokens");
     }
     if chosen.tokens < longest {
         chosen.tokens = longest;

@@ -43,7 +43,14 @@ fn tiny() -> ModelDims {
 }
 
 fn data() -> DatasetStats {
-    DatasetStats { rows: 1_001, tokens: 40_040, longest: 128, truncated: 0, eval_rows: 100 }
+    DatasetStats {
+        rows: 1_001,
+        tokens: 40_040,
+        longest: 128,
+        largest_step: 4096,
+        truncated: 0,
+        eval_rows: 100,
+    }
 }
 
 fn host(gigabytes: f64) -> HostFacts {
@@ -191,7 +198,7 @@ fn the_micro_batch_follows_cache_row_and_run_file() {
     let mut guest = host(64.0);
     guest.l3 = Some((300 << 20, 2));
     assert_eq!(plan(&spec("epochs = 1"), &large(), &guest).micro_batch_tokens, 2048);
-    // The tiny model could take more, but a step has only 32 rows of at most 128 tokens.
+    // The tiny model could take more, but no step of the run has more tokens.
     assert_eq!(tokens("epochs = 1", &tiny()), 4096);
     assert_eq!(tokens("epochs = 1\nmicro_batch_tokens = 1000", &tiny()), 1000);
     assert_eq!(tokens("epochs = 1\nmicro_batch_tokens = 10", &tiny()), 128, "rows are never split");

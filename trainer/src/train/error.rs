@@ -78,8 +78,14 @@ pub enum TrainError {
     #[error(transparent)]
     Hub(#[from] HubError),
     /// `config.json` can't be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
+    #[error("can't use {}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ConfigError,
+    },
     /// The tokenizer can't be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -110,12 +116,15 @@ impl TrainError {
             Self::NothingToResume { .. } => Some("start the run without --resume".into()),
             Self::MaxLength { limit, .. } => Some(format!("set data.max_length = {limit} or less")),
             Self::ModelFolder { .. } => Some("name a folder that Muster or transformers saved after training".into()),
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("a model folder holds config.json, weights and tokenizer files".into())
+            }
             Self::Read { .. } | Self::Log(_) => None,
             Self::Data(e) => e.hint(),
             Self::Checkpoint(e) => e.hint(),
             Self::Export(e) => e.hint(),
             Self::Hub(e) => e.hint(),
-            Self::Config(e) => e.hint(),
+            Self::Config { source, .. } => source.hint(),
             Self::Tokenizer(e) => e.hint(),
             Self::Weights(e) => e.hint(),
             Self::Metric(e) => e.hint(),

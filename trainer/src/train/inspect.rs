@@ -25,7 +25,7 @@ use crate::export::CONFIG;
 use crate::hub::{HubEvent, HubOptions, resolve_model};
 use crate::model::{Config, Model};
 use crate::params::ParamKind;
-use crate::plan::{DatasetStats, ModelDims};
+use crate::plan::{self, DatasetStats, ModelDims};
 use crate::tokenizer::{Texts, Tokenizer, TruncationRule};
 
 /// What is lent to the inspection of a run.
@@ -91,7 +91,7 @@ pub fn inspect(spec: &RunSpec, cx: InspectContext) -> Result<Inspected, TrainErr
     let names = names(spec, &rows.train.store, shape.outputs());
     let model = Model::new(config, shape.outputs());
     let dims = dims(&model, &source_config);
-    let stats = stats(&rows);
+    let stats = stats(spec, &rows);
     Ok(Inspected { model_dir, source_config, model, tokenizer, rows, names, dims, stats })
 }
 
@@ -109,9 +109,10 @@ pub fn read_config(dir: &Path) -> Result<(Value, Config), TrainError> {
     let text = bounded::read(&path, MAX_CONFIG_BYTES)
         .map_err(io::Error::from)
         .and_then(|bytes| String::from_utf8(bytes).map_err(io::Error::other))
-        .map_err(|source| TrainError::Read { path, source })?;
-    let config = Config::parse(&text)?;
-    let value = serde_json::from_str(&text).map_err(crate::model::ConfigError::Json)?;
+        .map_err(|source| TrainError::Read { path: path.clone(), source })?;
+    let unusable = |source| TrainError::Config { path: path.clone(), source };
+    let config = Config::parse(&text).map_err(unusable)?;
+    let value = serde_json::from_str(&text).map_err(|e| unusable(crate::model::ConfigError::Json(e)))?;
     Ok((value, config))
 }
 
@@ -238,16 +239,40 @@ fn dims(model: &Model, source: &Value) -> ModelDims {
     }
 }
 
-fn stats(rows: &RunRows) -> DatasetStats {
-    let lengths = |rows: &Rows| -> Vec<usize> {
-        rows.indices().map(|row| rows.store.row_tokens(row as usize)).collect()
-    };
-    let train = lengths(&rows.train);
+fn stats(spec: &RunSpec, rows: &RunRows) -> DatasetStats {
+    let lengths: Vec<usize> =
+        rows.train.indices().map(|row| rows.train.store.row_tokens(row as usize)).collect();
     DatasetStats {
-        rows: train.len() as u64,
-        tokens: train.iter().map(|&len| len as u64).sum(),
-        longest: train.iter().copied().max().unwrap_or(0),
+        rows: lengths.len() as u64,
+        tokens: lengths.iter().map(|&len| len as u64).sum(),
+        longest: lengths.iter().copied().max().unwrap_or(0),
+        largest_step: largest_step(spec, &lengths),
         truncated: rows.train.store.truncated_rows(),
         eval_rows: rows.eval.as_ref().map_or(0, |rows| rows.len() as u64),
     }
+}
+
+/// Rows whose order is drawn in advance to find the largest step; more would take over a second.
+const FORESEEN_ROWS: u64 = 20_000_000;
+
+/// Tokens of the largest global batch. The order of a run is known before it starts, so this is what will happen, and
+/// not the bound of a batch full of longest rows; a very long run gets that bound.
+fn largest_step(spec: &RunSpec, lengths: &[usize]) -> usize {
+    let (rows, batch) = (lengths.len() as u64, spec.train.global_batch as u64);
+    let total = plan::steps(&spec.train, rows).total;
+    if rows == 0 || total.saturating_mul(batch) > FORESEEN_ROWS {
+        let mut longest = lengths.to_vec();
+        longest.sort_unstable_by(|a, b| b.cmp(a));
+        return longest.iter().take(batch as usize).sum();
+    }
+    let sampler = data::Sampler::new(spec.seed, rows, batch);
+    let steps =
+        |epoch: u64| epoch * sampler.steps_per_epoch()..((epoch + 1) * sampler.steps_per_epoch()).min(total);
+    let epochs = 0..=sampler.epoch_of_step(total - 1);
+    let largest = epochs.flat_map(|epoch| {
+        let order = sampler.epoch_order(epoch);
+        let tokens = |step| order.rows_of_step(step).map(|row| lengths[row as usize]).sum::<usize>();
+        steps(epoch).map(tokens).max()
+    });
+    largest.max().unwrap_or(0)
 }

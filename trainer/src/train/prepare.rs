@@ -224,6 +224,22 @@ fn final_config(spec: &RunSpec, run: &Inspected) -> Value {
         dtype: STORED,
     };
     let mut config = finish_config(&run.source_config, &fields);
+    // Whoever trains on with transformers gets the rates of this run, as HF Trainer would have stored them.
+    let classifier = match run.model.config().architecture {
+        Architecture::DebertaV2 => "cls_dropout",
+        _ => "classifier_dropout",
+    };
+    let rates = [
+        ("hidden_dropout_prob", spec.model.hidden_dropout),
+        ("attention_probs_dropout_prob", spec.model.attention_dropout),
+        (classifier, spec.model.classifier_dropout),
+    ];
+    for (name, rate) in rates {
+        if let Some(rate) = rate {
+            // Through its text: 0.1 shall not become 0.10000000149.
+            config[name] = rate.to_string().parse::<f64>().map_or(json!(rate), |exact| json!(exact));
+        }
+    }
     config["muster"] = json!({
         "max_length": spec.data.max_length,
         "truncation": spec.data.truncation,
