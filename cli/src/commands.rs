@@ -20,7 +20,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Train(args) => train::run(args, global),
         Command::Plan(args) => plan::run(args, global),
         Command::Eval(args) => eval::run(args, global),
-        Command::Predict(args) => predict::run(args, global),
+        Command::Predict(args) => predict::run(args),
         Command::Doctor => doctor::run(global),
     }
 }

@@ -71,7 +71,7 @@ pub fn plan(
 }
 
 /// The instruction sets as the plan needs them.
-pub fn cpu_facts(report: &isa::Report) -> CpuFacts {
+fn cpu_facts(report: &isa::Report) -> CpuFacts {
     CpuFacts {
         best: report.best.name().into(),
         kernels: report.chosen.name().into(),

@@ -10,11 +10,12 @@ use muster_proto::limits::MAX_TEXT_BYTES;
 use muster_proto::run_spec::TaskType;
 use muster_trainer::data::{Budget, Reader, SourceOptions, Task, is_table, pack};
 use muster_trainer::engine::Engine;
+use muster_trainer::metrics::{argmax, logit_of};
 use muster_trainer::tokenizer::Encoding;
 use muster_trainer::train::{TrainError, Trained, collate_encodings};
 use serde_json::{Map, Value, json};
 
-use crate::args::{Global, PredictArgs};
+use crate::args::PredictArgs;
 use crate::eval::{BATCH_TOKENS, open};
 use crate::exit::Exit;
 
@@ -31,7 +32,7 @@ type Texts = (String, Option<String>);
 ///
 /// # Errors
 /// An unusable model or input, or an output that can't be written.
-pub fn run(args: &PredictArgs, _global: &Global) -> anyhow::Result<Exit> {
+pub fn run(args: &PredictArgs) -> anyhow::Result<Exit> {
     let (trained, threads) = open(&args.model, &args.compute)?;
     let texts = source(args)?;
     let mut engine = trained.engine::<f32>(&args.model, threads)?;
@@ -102,15 +103,16 @@ fn answer(trained: &Trained, logits: &[f32], object: &mut Map<String, Value>) {
         TaskType::SingleLabel => {
             let mut scores = vec![0.0; logits.len()];
             softmax_rows(logits.len(), logits, &mut scores);
-            // The first of equal scores, as in evaluation.
-            let best = (0..scores.len()).rev().max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap_or(0);
-            object.insert("label".into(), json!(trained.names[best]));
-            object.insert("score".into(), json!(scores[best]));
+            // As in evaluation; logits that are not finite give no label.
+            let best = argmax(logits);
+            object.insert("label".into(), json!(best.map(|best| &trained.names[best])));
+            object.insert("score".into(), json!(best.map(|best| scores[best])));
             object.insert("scores".into(), Value::Object(named(&scores)));
         }
         TaskType::MultiLabel => {
             let scores: Vec<f32> = logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
-            let given = trained.names.iter().zip(&scores).filter(|(_, score)| **score >= trained.threshold);
+            let cut = logit_of(trained.threshold);
+            let given = trained.names.iter().zip(logits).filter(|(_, logit)| **logit >= cut);
             object.insert("labels".into(), json!(given.map(|(name, _)| name).collect::<Vec<_>>()));
             object.insert("scores".into(), Value::Object(named(&scores)));
         }

@@ -1,12 +1,13 @@
 //! Counter-based random numbers: pure functions of a key and a counter, so nothing has to be stored to repeat them.
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+/// The increment of SplitMix64: the golden ratio in 64 bits.
+pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const ODD: u64 = 0xd134_2543_de82_ef95;
 
 /// A permutation of the 64-bit integers in which every input bit reaches every output bit (the finaliser of
 /// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 #[inline(always)]
-const fn scramble(mut x: u64) -> u64 {
+pub const fn scramble(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -156,7 +156,8 @@ fn kill_9_at_random_moments_never_loses_a_reported_checkpoint() {
 fn a_damaged_checkpoint_is_skipped_with_file_and_reason() {
     let run = Run::new();
     let store = Store::open(run.dir.path(), 9).unwrap();
-    let damage: Vec<(&str, Box<dyn Fn(&Path)>)> = vec![
+    type Damage = Box<dyn Fn(&Path)>;
+    let damage: Vec<(&str, Damage)> = vec![
         (
             "model.safetensors",
             Box::new(|path| {

@@ -2,8 +2,6 @@
 //!
 //! The fixtures were made by `fixtures/tokenizer/make.py`: ids of `spm_encode` and of `transformers`.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of test functions")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 

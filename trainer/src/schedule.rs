@@ -39,11 +39,6 @@ impl LearningRate {
             Schedule::Cosine => self.base * 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
         }
     }
-
-    /// Steps of the warm-up.
-    pub fn warmup_steps(&self) -> u64 {
-        self.warmup_steps
-    }
 }
 
 /// Steps of the warm-up: a number of steps wins over a share of all steps, which rounds up as in HF Trainer.

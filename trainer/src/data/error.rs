@@ -35,7 +35,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Data that cannot be used.
+/// Data that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A file as a whole.
@@ -47,7 +47,7 @@ pub enum DataError {
         problem: FileProblem,
     },
     /// The operating system refused to open or read a file.
-    #[error("cannot {action} {}", path.display())]
+    #[error("can't {action} {}", path.display())]
     Io {
         /// "open", "read", ...
         action: &'static str,
@@ -57,7 +57,7 @@ pub enum DataError {
         #[source]
         source: io::Error,
     },
-    /// A row that cannot be split into fields.
+    /// A row that can't be split into fields.
     #[error("{place}: {problem}")]
     Row {
         /// The row.
@@ -98,7 +98,7 @@ pub enum FileProblem {
     #[error("is a {0}, not a regular file")]
     NotRegular(&'static str),
     /// The extension names no format.
-    #[error("cannot tell the format from the extension {}", quoted_or_none(.0))]
+    #[error("can't tell the format from the extension {}", quoted_or_none(.0))]
     UnknownFormat(Option<String>),
     /// No byte at all.
     #[error("is empty")]
@@ -166,10 +166,10 @@ pub enum RowProblem {
     #[error("is a JSON {0}; each line must be an object")]
     NotObject(&'static str),
     /// Parquet failed in the middle of the file.
-    #[error("cannot be read from the Parquet file: {0}")]
+    #[error("can't be read from the Parquet file: {0}")]
     Parquet(String),
     /// The tokenizer refused.
-    #[error("cannot be tokenised: {0}")]
+    #[error("can't be tokenised: {0}")]
     Tokenizer(String),
     /// The tokenizer gave nothing.
     #[error("has no tokens")]
@@ -275,7 +275,7 @@ pub enum SetProblem {
     /// The label columns don't fit the task.
     #[error("data.label: {0}")]
     LabelColumns(String),
-    /// One column cannot be text and label, nor text and pair.
+    /// One column can't be text and label, nor text and pair.
     #[error("the column \"{0}\" is used twice among data.text, data.text_pair and data.label")]
     ColumnTwice(String),
     /// The evaluation part would be empty, or the training part.
@@ -283,7 +283,7 @@ pub enum SetProblem {
     Fraction {
         /// As in the run file.
         fraction: f64,
-        /// Why it cannot be used.
+        /// Why it can't be used.
         reason: String,
     },
 }

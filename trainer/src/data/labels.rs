@@ -41,7 +41,8 @@ pub struct Labels {
 impl Labels {
     /// Takes the list of the run file in its order.
     ///
-    /// Errors: an empty list, an empty name, a name listed twice, too many names.
+    /// # Errors
+    /// An empty list, an empty name, a name listed twice, too many names.
     pub fn explicit(names: &[String]) -> Result<Self, SetProblem> {
         let problem = |text: String| Err(SetProblem::LabelList(text));
         if names.is_empty() {

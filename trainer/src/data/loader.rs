@@ -83,7 +83,11 @@ pub struct Loader {
 impl Loader {
     /// Starts the thread.
     ///
-    /// Errors: the system refuses a thread. Panics: the sampler deals another number of rows than the set has.
+    /// # Errors
+    /// The system refuses a thread.
+    ///
+    /// # Panics
+    /// The sampler deals another number of rows than the set has.
     pub fn start(store: Arc<TokenStore>, plan: LoadPlan) -> Result<Self, DataError> {
         let rows = plan.rows.len(&store) as u64;
         assert_eq!(plan.sampler.rows(), rows, "the sampler deals the rows of the set");
@@ -98,7 +102,8 @@ impl Loader {
 
     /// Waits for the next step; `None` after the last one.
     ///
-    /// Errors: the thread ended early (a defect; its message is in the error).
+    /// # Errors
+    /// The thread ended early (a defect; its message is in the error).
     pub fn next_step(&mut self) -> Result<Option<StepBatches>, DataError> {
         if self.next >= self.end {
             return Ok(None);

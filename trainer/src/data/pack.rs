@@ -27,7 +27,8 @@ impl Budget {
 
 /// Packs `rows` into micro-batches: every row exactly once, longest first.
 ///
-/// Panics: a budget of 0 rows.
+/// # Panics
+/// A budget of 0 rows.
 pub fn pack(rows: &[u64], length: impl Fn(u64) -> usize, budget: Budget) -> Vec<Vec<u64>> {
     assert!(budget.rows > 0, "a micro-batch holds at least one row");
     let mut sorted: Vec<(usize, u64)> = rows.iter().map(|&row| (length(row), row)).collect();
@@ -93,7 +94,8 @@ fn furthest_ends(sorted: &[(usize, u64)], budget: Budget) -> Vec<usize> {
 
 /// Lays the tokens of `rows` end to end, with positions, token types and targets.
 ///
-/// Panics: a row that the store does not have.
+/// # Panics
+/// A row that the store does not have.
 pub fn collate(store: &TokenStore, rows: &[u64]) -> MicroBatch {
     let mut batch = MicroBatch::empty();
     for &row in rows {

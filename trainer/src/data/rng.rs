@@ -2,6 +2,8 @@
 //!
 //! Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
+use muster_kernels::rng::{GOLDEN, scramble};
+
 /// What a stream is for; streams of different purposes are independent.
 #[derive(Debug, Clone, Copy)]
 pub enum Purpose {
@@ -11,19 +13,11 @@ pub enum Purpose {
     Split = 2,
 }
 
-/// Mixes all bits of `x` (the finaliser of SplitMix64; a bijection).
-pub fn mix(x: u64) -> u64 {
-    let x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ x >> 31
-}
-
-const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
-
 /// A value that depends on every bit of the three parts.
 pub fn key(seed: u64, purpose: Purpose, index: u64) -> u64 {
-    let with_purpose = mix(seed.wrapping_add(GAMMA)).wrapping_add((purpose as u64).wrapping_mul(GAMMA));
-    mix(mix(with_purpose).wrapping_add(index.wrapping_mul(GAMMA)))
+    let with_purpose =
+        scramble(seed.wrapping_add(GOLDEN)).wrapping_add((purpose as u64).wrapping_mul(GOLDEN));
+    scramble(scramble(with_purpose).wrapping_add(index.wrapping_mul(GOLDEN)))
 }
 
 /// A sequence of random words.
@@ -39,13 +33,14 @@ impl Stream {
 
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(GAMMA);
-        mix(self.state)
+        self.state = self.state.wrapping_add(GOLDEN);
+        scramble(self.state)
     }
 
     /// A value below `bound`, each equally likely (multiplication with rejection: Lemire, arXiv 1805.10941).
     ///
-    /// Panics: `bound` is 0.
+    /// # Panics
+    /// `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no value is below 0");
         let biased = bound.wrapping_neg() % bound;

@@ -20,7 +20,8 @@ pub struct Sampler {
 impl Sampler {
     /// Makes the sampler of a run.
     ///
-    /// Panics: no rows, an empty global batch, or more rows than `MAX_ROWS` (data sets refuse both earlier).
+    /// # Panics
+    /// No rows, an empty global batch, or more rows than `MAX_ROWS` (data sets refuse both earlier).
     pub fn new(seed: u64, rows: u64, global_batch: u64) -> Self {
         assert!(rows > 0 && rows <= MAX_ROWS, "a data set has 1..={MAX_ROWS} rows, got {rows}");
         assert!(global_batch > 0, "a global batch has at least one row");
@@ -99,7 +100,8 @@ impl EpochOrder {
 
     /// Rows of a step of this epoch, in order.
     ///
-    /// Panics: the step belongs to another epoch.
+    /// # Panics
+    /// The step belongs to another epoch.
     pub fn rows_of_step(&self, step: u64) -> impl Iterator<Item = u64> + '_ {
         assert_eq!(self.sampler.epoch_of_step(step), self.epoch, "step {step} is of another epoch");
         let range = self.sampler.range_in_epoch(step);

@@ -19,7 +19,8 @@ pub struct Split {
 
 /// Splits a data set; stratified by class for single-label data.
 ///
-/// Errors: a fraction outside (0, 1), or one that leaves either part empty.
+/// # Errors
+/// A fraction outside (0, 1), or one that leaves either part empty.
 pub fn split(store: &TokenStore, fraction: f64, seed: u64) -> Result<Split, SetProblem> {
     let class_of = |row: usize| match store.shape() {
         TargetShape::Class { .. } => store.target_words(row)[0] as usize,

@@ -53,7 +53,8 @@ pub struct Survey {
 
 /// Reads and validates every row of `set`. `checked` is told the number of rows now and then.
 ///
-/// Errors: everything `Reader` reports; an unknown label; one class only (training); too many labels or rows.
+/// # Errors
+/// Everything `Reader` reports; an unknown label; one class only (training); too many labels or rows.
 pub fn survey(set: &DataSet, stop: &AtomicBool, checked: &dyn Fn(u64)) -> Result<Survey, DataError> {
     const REPORT_ROWS: u64 = 4096;
     let mut scan = Scan::new(set)?;

@@ -79,7 +79,8 @@ pub struct Encoder<'a> {
 impl Encoder<'_> {
     /// Appends the words of one answer.
     ///
-    /// Errors: an unknown label, another number of values than the rows before.
+    /// # Errors
+    /// An unknown label, another number of values than the rows before.
     pub fn push(&self, answer: &Answer, place: &Place, words: &mut Vec<u32>) -> Result<(), DataError> {
         let fail = |idx: usize, problem| DataError::Field {
             place: place.clone(),

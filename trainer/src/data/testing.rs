@@ -141,10 +141,12 @@ pub fn write_parquet(path: &Path, schema: &str, columns: &[ParquetColumn]) {
                 let (mut definition, mut repetition, mut present) = (vec![], vec![], vec![]);
                 for list in lists {
                     if list.is_empty() {
-                        (definition.push(0), repetition.push(0));
+                        definition.push(0);
+                        repetition.push(0);
                     }
                     for (at, &value) in list.iter().enumerate() {
-                        (definition.push(1), repetition.push(i16::from(at > 0)));
+                        definition.push(1);
+                        repetition.push(i16::from(at > 0));
                         present.push(value);
                     }
                 }

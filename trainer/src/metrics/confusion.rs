@@ -139,7 +139,7 @@ impl Confusion {
 }
 
 /// Index of the largest logit, the first one of equals; `None` if one of them is not finite.
-pub(super) fn argmax(row: &[f32]) -> Option<usize> {
+pub fn argmax(row: &[f32]) -> Option<usize> {
     if row.iter().any(|x| !x.is_finite()) {
         return None;
     }

@@ -20,9 +20,9 @@ mod report;
 mod golden;
 
 pub use accumulator::Accumulator;
-pub use confusion::Confusion;
+pub use confusion::{Confusion, argmax};
 pub use counts::LabelCounts;
-pub use multi_label::MultiLabelCounts;
+pub use multi_label::{MultiLabelCounts, logit_of};
 pub use name::{Goal, Metric, MetricError};
 pub use regression::ValuePairs;
 pub use report::{LabelReport, MultiLabelReport, RegressionReport, Report, SingleLabelReport, TargetReport};

@@ -16,10 +16,13 @@ pub struct MultiLabelCounts {
 impl MultiLabelCounts {
     /// Starts with no rows; a label is given when its probability is at least `threshold`, in (0, 1).
     pub fn new(width: usize, threshold: f32) -> Self {
-        // sigmoid(x) >= p  <=>  x >= ln(p / (1 - p)); no exponential per logit, no rounding near the threshold.
-        let p = f64::from(threshold);
-        let cut = (p / (1.0 - p)).ln() as f32;
-        Self { cut, labels: vec![LabelCounts::default(); width], rows: 0, exact: 0, unpredicted: 0 }
+        Self {
+            cut: logit_of(threshold),
+            labels: vec![LabelCounts::default(); width],
+            rows: 0,
+            exact: 0,
+            unpredicted: 0,
+        }
     }
 
     /// Adds rows by their logits and 0/1 targets, both `(R, width)`.
@@ -89,6 +92,13 @@ impl MultiLabelCounts {
             && self.labels.iter().all(|l| whole(l.predicted()))
             && self.labels.iter().any(|l| !whole(l.support()))
     }
+}
+
+/// The logit from which a label is given: `sigmoid(x) >= p` is `x >= ln(p / (1 - p))`. No exponential per logit, and no
+/// rounding near the threshold.
+pub fn logit_of(threshold: f32) -> f32 {
+    let p = f64::from(threshold);
+    (p / (1.0 - p)).ln() as f32
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use muster_proto::run_spec::TrainSpec;
 
+use crate::schedule::warmup_steps;
+
 /// Steps of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
@@ -18,7 +20,6 @@ pub fn steps(train: &TrainSpec, rows: u64) -> Steps {
     let per_epoch = rows.div_ceil(train.global_batch as u64).max(1);
     let of_epochs = |epochs: f64| (epochs * per_epoch as f64).ceil() as u64;
     let total = train.max_steps.or(train.epochs.map(of_epochs)).unwrap_or(0).max(1);
-    let of_ratio = |ratio: f64| (ratio * total as f64).ceil() as u64;
-    let warmup = train.warmup_steps.or(train.warmup_ratio.map(of_ratio)).unwrap_or(0).min(total);
+    let warmup = warmup_steps(train.warmup_steps, train.warmup_ratio, total).min(total);
     Steps { per_epoch, total, warmup }
 }

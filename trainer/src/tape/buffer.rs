@@ -78,7 +78,8 @@ impl<T: bytemuck::Pod> Recycler<T> {
     }
 
     /// Bytes of all free buffers.
-    pub fn free_bytes(&self) -> usize {
+    #[cfg(test)]
+    fn free_bytes(&self) -> usize {
         self.free.borrow().iter().map(|(&capacity, list)| capacity * list.len() * size_of::<T>()).sum()
     }
 }

@@ -16,7 +16,7 @@ pub enum TokenizerError {
         looked_for: Vec<String>,
     },
     /// A file could not be read.
-    #[error("cannot read tokenizer file {}", path.display())]
+    #[error("can't read tokenizer file {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum TokenizerError {
         reason: String,
     },
     /// The `tokenizers` library refuses the file.
-    #[error("cannot load the tokenizer in {}", path.display())]
+    #[error("can't load the tokenizer in {}", path.display())]
     Load {
         /// The file.
         path: PathBuf,
@@ -107,7 +107,7 @@ pub enum TokenizerError {
     },
     /// The rule protects a text that is too long by itself.
     #[error(
-        "the row cannot be shortened to {max_length} tokens by `{strategy}`: the first text has {first} tokens, the second \
+        "the row can't be shortened to {max_length} tokens by `{strategy}`: the first text has {first} tokens, the second \
          {second}, and {specials} are special"
     )]
     CannotTruncate {
@@ -123,7 +123,7 @@ pub enum TokenizerError {
         specials: usize,
     },
     /// The library failed on a text.
-    #[error("cannot tokenize the text {text:?}")]
+    #[error("can't tokenize the text {text:?}")]
     Encode {
         /// Its beginning.
         text: String,

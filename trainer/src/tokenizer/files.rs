@@ -121,7 +121,7 @@ pub(super) fn all_in(dir: &Path) -> Vec<PathBuf> {
 /// Reads a file of at most `limit` bytes.
 ///
 /// # Errors
-/// The file cannot be read or is larger.
+/// The file can't be read or is larger.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TokenizerError> {
     let path = path.to_path_buf();
     bounded::read(&path, limit).map_err(|error| match error {
@@ -133,7 +133,7 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TokenizerError> {
 /// Reads a text file of at most [`MAX_TOKENIZER_BYTES`].
 ///
 /// # Errors
-/// The file cannot be read, is larger, or is not UTF-8.
+/// The file can't be read, is larger, or is not UTF-8.
 pub(super) fn read_text(path: &Path) -> Result<String, TokenizerError> {
     String::from_utf8(read(path, MAX_TOKENIZER_BYTES)?).map_err(|error| TokenizerError::Invalid {
         path: path.to_path_buf(),

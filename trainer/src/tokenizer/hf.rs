@@ -23,7 +23,7 @@ const SECOND_MARK: u32 = u32::MAX - 1;
 /// Loads `tokenizer.json`.
 ///
 /// # Errors
-/// The file cannot be read or does not parse.
+/// The file can't be read or does not parse.
 pub(super) fn load_json(path: &Path) -> Result<HfTokenizer, TokenizerError> {
     let bytes = files::read(path, MAX_TOKENIZER_BYTES)?;
     let description: Value = serde_json::from_slice(&bytes)
@@ -44,7 +44,7 @@ pub(super) fn load_json(path: &Path) -> Result<HfTokenizer, TokenizerError> {
 /// Builds the tokenizer of BERT from `vocab.txt`, one token a line, the line is the id.
 ///
 /// # Errors
-/// The file cannot be read, or lacks `[UNK]`, `[CLS]` or `[SEP]` (or what the settings call them).
+/// The file can't be read, or lacks `[UNK]`, `[CLS]` or `[SEP]` (or what the settings call them).
 pub(super) fn load_vocab_txt(path: &Path, settings: &Settings) -> Result<HfTokenizer, TokenizerError> {
     let text = files::read_text(path)?;
     let vocab: serde_json::Map<String, Value> = text
@@ -85,7 +85,7 @@ pub(super) fn load_vocab_txt(path: &Path, settings: &Settings) -> Result<HfToken
 /// Builds the tokenizer of RoBERTa from `vocab.json` and `merges.txt`.
 ///
 /// # Errors
-/// A file cannot be read or is malformed, or the vocabulary lacks `<s>`, `</s>` or `<unk>`.
+/// A file can't be read or is malformed, or the vocabulary lacks `<s>`, `</s>` or `<unk>`.
 pub(super) fn load_vocab_merges(dir: &Path, settings: &Settings) -> Result<HfTokenizer, TokenizerError> {
     let path = dir.join("vocab.json");
     let vocab: serde_json::Map<String, Value> =
@@ -219,7 +219,7 @@ fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> tokenizers::Resul
 /// The places of the special tokens around one text and around a pair.
 ///
 /// # Errors
-/// The post-processor fails, or puts the texts where a row cannot have them.
+/// The post-processor fails, or puts the texts where a row can't have them.
 pub(super) fn templates(
     path: &Path,
     tokenizer: &HfTokenizer,

@@ -71,7 +71,7 @@ pub struct SpecialIds {
     pub sep: Option<u32>,
     /// Padding; never produced here, but exported configurations name it.
     pub pad: Option<u32>,
-    /// Stands for what the vocabulary cannot express.
+    /// Stands for what the vocabulary can't express.
     pub unk: Option<u32>,
     /// Hides a token in pretraining.
     pub mask: Option<u32>,

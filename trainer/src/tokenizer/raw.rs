@@ -40,7 +40,7 @@ impl Raw {
     /// Loads `spm.model` of DeBERTa-v2 or v3.
     ///
     /// # Errors
-    /// The file cannot be read or used, or lacks `[CLS]` or `[SEP]`.
+    /// The file can't be read or used, or lacks `[CLS]` or `[SEP]`.
     pub fn deberta(path: &Path, settings: &Settings) -> Result<Self, TokenizerError> {
         let spm = read(path)?;
         let lookup = |role: &'static str, default| -> Result<_, TokenizerError> {
@@ -75,7 +75,7 @@ impl Raw {
     /// Loads `sentencepiece.bpe.model` of XLM-RoBERTa (a unigram model in spite of its name).
     ///
     /// # Errors
-    /// The file cannot be read or used.
+    /// The file can't be read or used.
     pub fn xlm_roberta(path: &Path) -> Result<Self, TokenizerError> {
         let spm = read(path)?;
         if spm.unknown_id() != 0 {

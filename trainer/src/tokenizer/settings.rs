@@ -26,7 +26,7 @@ impl Settings {
     /// Reads what is there.
     ///
     /// # Errors
-    /// A file that is there cannot be read, or is not a JSON object.
+    /// A file that is there can't be read, or is not a JSON object.
     pub fn load(dir: &Path) -> Result<Self, TokenizerError> {
         let path = dir.join("tokenizer_config.json");
         let model = object(&dir.join(CONFIG))?;

@@ -17,7 +17,7 @@ pub struct TruncationRule {
     pub keep: Keep,
 }
 
-/// Tokens to keep of the first and of the second text so that both fit into `room`, `None` if the rule cannot do it.
+/// Tokens to keep of the first and of the second text so that both fit into `room`, `None` if the rule can't do it.
 ///
 /// A text that gives way keeps at least one token under `only_first` and `only_second`.
 pub(super) fn kept_lengths(

@@ -54,7 +54,7 @@ pub enum TrainError {
         problem: String,
     },
     /// A file can't be read.
-    #[error("cannot read {}", path.display())]
+    #[error("can't read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -78,7 +78,7 @@ pub enum TrainError {
     #[error(transparent)]
     Hub(#[from] HubError),
     /// `config.json` can't be used.
-    #[error("cannot use {}", path.display())]
+    #[error("can't use {}", path.display())]
     Config {
         /// The file.
         path: PathBuf,

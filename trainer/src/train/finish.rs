@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
 use super::event::Event;
-use super::runner::{Ending, Trainer};
+use super::runner::Trainer;
+use super::settings::Ending;
 use crate::metrics::Report;
 
 /// The numbers of a run, as `results.json` has them. Fields whose name ends in `_s` depend on the machine.

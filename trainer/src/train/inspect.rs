@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::TrainError;
 use super::evaluate::Rows;
-use super::runner::RunRows;
+use super::settings::RunRows;
 use crate::bounded;
 use crate::data::{
     self, BuildOptions, BuildProgress, DataError, DataSet, Known, Labels, Reader, Role, RowSet,

@@ -71,7 +71,7 @@ pub struct MetricsLog {
 
 /// The log can't be written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} the metrics log {}", path.display())]
+#[error("can't {action} the metrics log {}", path.display())]
 pub struct LogError {
     action: &'static str,
     path: PathBuf,

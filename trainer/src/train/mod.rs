@@ -15,6 +15,7 @@ mod pace;
 mod prepare;
 mod progress;
 mod runner;
+mod settings;
 mod store;
 mod trained;
 
@@ -31,6 +32,7 @@ pub use non_finite::{NonFinite, SuspectRow};
 pub use pace::Pace;
 pub use prepare::{Loaded, Prepared, Start, prepare};
 pub use progress::{Best, BestRule, LoopState};
-pub use runner::{Ending, Hooks, RunRows, Settings, Trainer};
+pub use runner::Trainer;
+pub use settings::{Ending, Hooks, RunRows, Settings};
 pub use store::{Identity, Restored, RunStore};
 pub use trained::{Trained, collate_encodings};

@@ -4,7 +4,7 @@
 //! that the next step depends on, so a run that is stopped anywhere and resumed gives the same weights bit by bit
 //! (case 39). The loop reads no clock and no signal by itself; both are handed in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_kernels::Element;
@@ -16,74 +16,12 @@ use super::evaluate::{EvalPlan, Rows, evaluate};
 use super::event::Event;
 use super::log::{EvalRecord, Line, LogEnd, MetricsLog, StepRecord};
 use super::non_finite::{NonFinite, explain_gradient, explain_loss};
-use super::pace::Pace;
-use super::progress::{BestRule, LoopState, evaluation};
+use super::progress::{LoopState, evaluation};
+use super::settings::{Ending, Hooks, RunRows, Settings};
 use super::store::RunStore;
-use crate::data::{Budget, LoadPlan, Loader, Sampler, StepBatches};
+use crate::data::{LoadPlan, Loader, Sampler, StepBatches};
 use crate::engine::{Engine, Update};
 use crate::metrics::Report;
-use crate::schedule::LearningRate;
-
-/// What a run needs to know beside its data and its engine.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Seed of the order of rows.
-    pub seed: u64,
-    /// Rows of a global batch.
-    pub global_batch: u64,
-    /// When to log, evaluate and save.
-    pub pace: Pace,
-    /// Learning rate of each step.
-    pub learning_rate: LearningRate,
-    /// Gradients with a larger norm are scaled down to it.
-    pub max_grad_norm: Option<f64>,
-    /// What happens at a loss or gradient that is not finite.
-    pub on_non_finite: OnNonFinite,
-    /// Size of a micro-batch in training.
-    pub budget: Budget,
-    /// Size of a batch in evaluation.
-    pub eval_budget: Budget,
-    /// Steps that the loader prepares ahead.
-    pub load_ahead: usize,
-    /// What decides which model is the best, and when to give up.
-    pub best: BestRule,
-    /// Labels or targets in model order.
-    pub names: Vec<String>,
-    /// Probability from which a label of a multi-label task counts as given.
-    pub threshold: f32,
-}
-
-/// The rows of a run.
-#[derive(Clone)]
-pub struct RunRows {
-    /// To train on.
-    pub train: Rows,
-    /// To choose the best model by.
-    pub eval: Option<Rows>,
-    /// To test the chosen model on.
-    pub test: Option<Rows>,
-}
-
-/// What the outside lends to a run.
-pub struct Hooks<'a> {
-    /// Set by a signal: the run finishes its step, saves and returns.
-    pub stop: &'a AtomicBool,
-    /// Time since some fixed moment.
-    pub clock: &'a dyn Fn() -> Duration,
-    /// Told of everything that happens.
-    pub observe: &'a mut dyn FnMut(&Event),
-}
-
-/// How a loop ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
-    /// All steps are done.
-    Finished,
-    /// The metric stopped improving.
-    StoppedEarly,
-    /// The stop flag was set; a checkpoint of this step is on disk.
-    Interrupted,
-}
 
 /// A run between its first and its last step.
 pub struct Trainer<'a, E: Element> {

@@ -88,7 +88,7 @@ impl Sections {
 pub enum Refusal {
     /// There is none.
     Absent,
-    /// There is one, but it cannot be trusted.
+    /// There is one, but it can't be trusted.
     Unusable(String),
 }
 
@@ -100,9 +100,9 @@ pub fn load(path: &Path, key: u128) -> Result<(Sections, Meta), Refusal> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(Refusal::Absent),
-        Err(e) => return Err(unusable(format!("it cannot be opened: {e}"))),
+        Err(e) => return Err(unusable(format!("it can't be opened: {e}"))),
     };
-    let map = map(&file).map_err(|e| unusable(format!("it cannot be mapped: {e}")))?;
+    let map = map(&file).map_err(|e| unusable(format!("it can't be mapped: {e}")))?;
     let header = Header::decode(&map).map_err(unusable)?;
     if header.key != key {
         return Err(unusable("it belongs to other data or settings".into()));

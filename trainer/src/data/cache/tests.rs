@@ -279,7 +279,7 @@ fn a_tokenizer_that_fails_or_panics_names_the_first_row_and_ends_every_thread() 
     };
     assert_eq!(said(&|| Encoding { ids: vec![], second_from: 0, full_len: 0 }), "a.csv:402: has no tokens");
     let panicked = said(&|| panic!("a defect"));
-    assert_eq!(panicked, "a.csv:402: cannot be tokenised: the tokenizer panicked");
+    assert_eq!(panicked, "a.csv:402: can't be tokenised: the tokenizer panicked");
 }
 
 #[test]

@@ -158,7 +158,7 @@ fn encode_chunk(job: &Job, chunk: &Chunk) -> Result<Encoded, DataError> {
         out.second_from.push(tokens.second_from.min(tokens.ids.len() as u32));
         out.ids.extend_from_slice(&tokens.ids);
         let (Position::Line(number) | Position::Row(number)) = row.place.position;
-        out.places.push(super::pack_place(*file, number));
+        out.places.push(super::store::pack_place(*file, number));
         encoder.push(&row.answer, &row.place, &mut out.targets)?;
     }
     Ok(out)

@@ -161,7 +161,8 @@ pub struct Reader {
 impl Reader {
     /// Prepares to read `files` in order; opens the first one.
     ///
-    /// Errors: no files, a file that cannot be opened, a missing column.
+    /// # Errors
+    /// No files, a file that can't be opened, a missing column.
     pub fn open(files: &[PathBuf], options: &SourceOptions) -> Result<Self, DataError> {
         options.validate()?;
         match files.len() {

@@ -1,6 +1,6 @@
 //! Says that a read hangs (a dead NFS server, a disk that spins up) instead of hanging in silence (case 65).
 //!
-//! The watch reports and never interrupts: a stalled read in the kernel cannot be cancelled, but the user can see
+//! The watch reports and never interrupts: a stalled read in the kernel can't be cancelled, but the user can see
 //! which file it is.
 
 use std::io::{self, Read, Seek, SeekFrom};
