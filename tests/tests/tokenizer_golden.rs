@@ -89,8 +89,9 @@ fn a_raw_file_is_saved_as_a_tokenizer_json_with_the_same_ids() {
     let (mut compared, mut differing) = (0, 0);
     for text in json("golden.json")["strings"].as_array().unwrap() {
         let text = text.as_str().unwrap();
-        // There a special token in a text is special; in the raw file it is text.
-        if ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"].iter().any(|special| text.contains(special)) {
+        // There a special token in a text is special and the spelling of a byte is that byte; in the raw file both are text.
+        if ["[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]", "<0x"].iter().any(|special| text.contains(special))
+        {
             continue;
         }
         let rows = [&raw, &converted].map(|t| t.encode(text, Some("a second text"), &rule(10_000)).unwrap());

@@ -159,7 +159,7 @@ fn a_run_is_neither_overwritten_nor_started_over_silently() {
     // Another batch would make the cursor mean other rows (case 50).
     let args = ["train", &file, "--resume", "--set", "train.global_batch=8"];
     let (code, text) = failed(&muster(&args).output().unwrap());
-    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("run file"), "{text}");
 }
 

@@ -177,7 +177,7 @@ fn files_that_are_not_there_or_not_files_are_refused() {
     };
     assert_eq!(
         said("none.csv"),
-        "can't open none.csv | hint: paths in a run file are relative to the directory of the run file (No such file or directory (os error 2))"
+        "can't open none.csv | hint: check the path; paths in a run file are relative to its directory (No such file or directory (os error 2))"
     );
     std::fs::create_dir(files.dir.path().join("d.csv")).expect("a directory");
     assert_eq!(said("d.csv"), "d.csv: is a directory, not a regular file | hint: name the files inside it");

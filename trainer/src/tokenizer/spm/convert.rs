@@ -2,8 +2,9 @@
 //!
 //! `transformers` 5 rebuilds a DeBERTa tokenizer from `spm.model` with NFC instead of the file's own character map and
 //! without byte fallback, so its ids differ from those the model was trained with. A `tokenizer.json` that spells the
-//! rules out gives the same ids, with two exceptions: special tokens written in a text (`[SEP]`) become special there, and
-//! the library looks up whole grapheme clusters in the character map, so some combining marks come out otherwise.
+//! rules out gives the same ids, with three exceptions: special tokens written in a text (`[SEP]`) become special there, a
+//! byte spelled out (`<0x41>`) becomes that byte's piece, and the library looks up whole grapheme clusters in the
+//! character map, so some combining marks come out otherwise.
 
 use std::path::Path;
 
