@@ -28,7 +28,7 @@ const CASES: &[Case] = &[
         3,
         &["t.csv: has no column \"lable\"", "did you mean \"label\"?"],
     ),
-    case("missing file", &[("file", "nope.csv")], 3, &["cannot open", "nope.csv", "hint: check the path"]),
+    case("missing file", &[("file", "nope.csv")], 3, &["can't open", "nope.csv", "hint: check the path"]),
     case("directory as file", &[("file", "folder.csv")], 3, &["is a directory", "hint: "]),
     case("empty file", &[("file", "empty.csv")], 3, &["empty.csv: is empty"]),
     case("header only", &[("file", "header.csv")], 3, &["header.csv: has a header but no rows", "hint: "]),
