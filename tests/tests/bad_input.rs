@@ -68,7 +68,7 @@ const CASES: &[Case] = &[
         "damaged config",
         &[("model", "bad-config")],
         3,
-        &["cannot use ", "bad-config/config.json", "line 2"],
+        &["can't use ", "bad-config/config.json", "line 2"],
     ),
     case("no tokenizer", &[("model", "no-tokenizer")], 3, &["no tokenizer in ", "hint: "]),
     case(
