@@ -22,7 +22,7 @@ pub const MANIFEST_FORMAT: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Version, [`MANIFEST_FORMAT`].
+    /// Version of the format.
     pub format: u32,
     /// The files in the order they were written.
     pub files: Vec<FileRecord>,

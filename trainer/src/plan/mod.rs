@@ -1,6 +1,6 @@
 //! Every value that a run derives from its run file, model, data and machine, each with its reason.
 //!
-//! [`derive`] is a pure function and is called before weights are read; `muster plan` prints what it returns and
+//! [`derive()`] is a pure function and is called before weights are read; `muster plan` prints what it returns and
 //! `muster train` acts on it, so both always agree. A run that can't fit into the memory limit is refused here,
 //! with numbers, instead of being killed at its longest micro-batch.
 
