@@ -3,12 +3,13 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test check bench doc clean
+.PHONY: help setup build demo test check deny bench clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
 	@echo "make test    all tests"
-	@echo "make check   formatting, lints, docs, crate arrows, licences"
+	@echo "make check   formatting, lints, docs, crate arrows"
+	@echo "make deny    licences, sources and banned crates (installs cargo-deny)"
 	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
 
 setup:
@@ -34,8 +35,10 @@ test: setup
 check: setup
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps --lib
 	bash scripts/check-arrows.sh
+
+deny: setup
 	bash scripts/cargo-deny.sh
 
 bench: setup

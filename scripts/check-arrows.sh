@@ -7,7 +7,7 @@ status=0
 allow() { # crate, allowed workspace crates...
     local crate=$1 dependency
     shift
-    for dependency in $(cargo tree --offline -q -p "$crate" -e normal --depth 1 --prefix none --format '{p}' |
+    for dependency in $(cargo tree --locked -q -p "$crate" -e normal --depth 1 --prefix none --format '{p}' |
         cut -d' ' -f1 | grep -E '^muster' | grep -vx "$crate"); do
         case " $* " in
             *" $dependency "*) ;;

@@ -132,8 +132,8 @@ fn resident_memory_is_flat_over_2000_steps_of_random_lengths() {
     let early = seen.iter().filter(|(step, _)| (600..1000).contains(step)).map(|(_, bytes)| *bytes).max();
     let late = seen.iter().filter(|(step, _)| *step >= 1700).map(|(_, bytes)| *bytes).max();
     let (early, late) = (early.expect("samples before step 1000"), late.expect("samples after step 1700"));
-    // A leak of one page of 4 KiB a step would be 3 MiB by then; one rare length more is well below this bound.
-    assert!(late <= early + (4 << 20), "{early} bytes before step 1000, {late} at the end");
+    // A leak of one page of 4 KiB a step would be 2.8 MiB by then. On a loaded machine the save's buffers may come late.
+    assert!(late <= early + (5 << 19), "{early} bytes before step 1000, {late} at the end");
     println!("resident: {early} bytes before step 1000, {late} after step 1700");
 }
 

@@ -44,7 +44,7 @@ const PROCESS_BYTES: u64 = 96 << 20;
 /// Stack, packing buffers and attention tiles of a thread, in bytes.
 const THREAD_BYTES: u64 = 8 << 20;
 /// Share of the activations that size classes and recycled buffers of other lengths add, in percent.
-const SLACK_PERCENT: u64 = 20;
+const SLACK_PERCENT: u64 = 30;
 
 impl MemoryEstimate {
     /// Sum of all parts, in bytes.
