@@ -12,6 +12,7 @@
 //! * Kernels are written once, generic over an ISA token ([`isa`]); [`mod@reference`] is their specification.
 
 pub mod activation;
+mod aligned;
 pub mod attention;
 pub mod conv;
 pub mod dropout;
@@ -29,6 +30,7 @@ pub mod peak;
 pub mod pool;
 pub mod reference;
 pub mod rng;
+mod transpose;
 
 pub use element::{DType, Element};
 pub use half::bf16;

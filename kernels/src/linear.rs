@@ -1,9 +1,10 @@
 //! The linear layer y = x Wᵀ + b and its gradients; W is (outputs, inputs) as PyTorch stores it.
 
+use crate::activation::{Activation, with_function};
 use crate::element::Element;
-use crate::gemm::{Mat, Scratch, Write, gemm, sized};
+use crate::gemm::{Bias, BiasActivation, Mat, Scratch, Slope, Write, gemm, gemm_into};
 use crate::isa::{Kernel, Simd, dispatch};
-use crate::pool::{Pool, row_block};
+use crate::pool::{Pool, SharedMut};
 
 /// What an operation runs on: the threads, and buffers to reuse.
 pub struct Cx<'a> {
@@ -35,111 +36,59 @@ impl Shape {
         );
         assert_eq!(y, rows * outputs, "y and dy must be (rows, outputs) = ({rows}, {outputs})");
     }
-}
 
-/// y = x + bias for each row, from f32 products to the storage type.
-struct Narrow<'a, B, E> {
-    x: &'a [f32],
-    bias: Option<&'a [B]>,
-    y: &'a mut [E],
-}
-impl<B: Element, E: Element> Kernel for Narrow<'_, B, E> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let pairs = self.y.iter_mut().zip(self.x);
-        match self.bias {
-            None => pairs.for_each(|(y, x)| *y = E::from_f32(*x)),
-            Some(bias) => pairs.zip(bias).for_each(|((y, x), b)| *y = E::from_f32(*x + b.to_f32())),
-        }
+    fn check_bias<E>(&self, bias: Option<&[E]>) {
+        let outputs = self.outputs;
+        assert!(bias.is_none_or(|b| b.len() == outputs), "bias must be (outputs) = ({outputs})");
     }
 }
 
-struct AddBias<'a, B> {
-    bias: &'a [B],
-    y: &'a mut [f32],
-}
-impl<B: Element> Kernel for AddBias<'_, B> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        self.y.iter_mut().zip(self.bias).for_each(|(y, b)| *y += b.to_f32());
-    }
-}
-
-fn narrow<B: Element, E: Element>(pool: &Pool, cols: usize, x: &[f32], bias: Option<&[B]>, y: &mut [E]) {
-    let block = row_block(cols) * cols;
-    pool.each(x.chunks(block).zip(y.chunks_mut(block)), |(x, y)| {
-        for (x, y) in x.chunks(cols).zip(y.chunks_mut(cols)) {
-            dispatch(pool.isa(), Narrow { x, bias, y });
-        }
-    });
-}
-
-fn add_bias<B: Element>(pool: &Pool, bias: &[B], y: &mut [f32]) {
-    let block = row_block(bias.len()) * bias.len();
-    pool.each(y.chunks_mut(block), |y| {
-        y.chunks_mut(bias.len()).for_each(|y| dispatch(pool.isa(), AddBias { bias, y }));
-    });
-}
-
-/// y = x Wᵀ + bias; x (rows, inputs), W (outputs, inputs), y (rows, outputs).
-pub fn forward<E: Element>(
+/// y = x Wᵀ + bias; x (rows, inputs), W (outputs, inputs), y (rows, outputs), in the storage type or f32 (logits).
+pub fn forward<E: Element, Y: Element>(
     cx: &mut Cx<'_>,
     shape: Shape,
     x: &[E],
     weight: &[E],
     bias: Option<&[E]>,
-    y: &mut [E],
-) {
-    if let Some(y) = E::as_f32_mut(y) {
-        return forward_f32(cx, shape, x, weight, bias, y);
-    }
-    let mut products = std::mem::take(&mut cx.scratch.c);
-    let wide = sized(&mut products, shape.rows * shape.outputs);
-    forward_f32::<E>(cx, shape, x, weight, None, wide);
-    check_bias(shape, bias);
-    if !y.is_empty() {
-        assert_eq!(y.len(), wide.len(), "y must be (rows, outputs)");
-        narrow(cx.pool, shape.outputs, wide, bias, y);
-    }
-    cx.scratch.c = products;
-}
-
-fn check_bias<E>(shape: Shape, bias: Option<&[E]>) {
-    assert!(bias.is_none_or(|b| b.len() == shape.outputs), "bias must be (outputs) = ({})", shape.outputs);
-}
-
-/// As [`forward`], with the result left in f32 (logits).
-pub fn forward_f32<E: Element>(
-    cx: &mut Cx<'_>,
-    shape: Shape,
-    x: &[E],
-    weight: &[E],
-    bias: Option<&[E]>,
-    y: &mut [f32],
+    y: &mut [Y],
 ) {
     shape.check(x.len(), weight.len(), y.len());
-    check_bias(shape, bias);
+    shape.check_bias(bias);
     let Shape { rows, inputs, outputs } = shape;
     let (a, b) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
-    gemm(cx.pool, cx.scratch, a, b, y, Write::Set);
-    if let Some(bias) = bias.filter(|b| !b.is_empty()) {
-        add_bias(cx.pool, bias, y);
-    }
+    gemm_into(cx.pool, cx.scratch, a, b, &Bias { y: SharedMut::new(y), cols: outputs, bias });
 }
 
-/// dx = dy W; sets dx (rows, inputs).
-pub fn backward_input<E: Element>(cx: &mut Cx<'_>, shape: Shape, dy: &[E], weight: &[E], dx: &mut [E]) {
-    input_gradient(cx, shape, dy, weight, dx);
+/// The two results of [`forward_activation`], both (rows, outputs).
+pub struct Activated<'a, E> {
+    /// x Wᵀ + bias, for backward.
+    pub before: &'a mut [E],
+    /// act(x Wᵀ + bias).
+    pub after: &'a mut [E],
 }
 
-/// As [`backward_input`], with dy in f32 (logits).
-pub fn backward_input_f32<E: Element>(cx: &mut Cx<'_>, shape: Shape, dy: &[f32], weight: &[E], dx: &mut [E]) {
-    input_gradient(cx, shape, dy, weight, dx);
+/// A linear layer and the activation behind it, while the products are in cache.
+pub fn forward_activation<E: Element>(
+    cx: &mut Cx<'_>,
+    shape: Shape,
+    x: &[E],
+    (weight, bias): (&[E], Option<&[E]>),
+    act: Activation,
+    out: Activated<'_, E>,
+) {
+    shape.check(x.len(), weight.len(), out.before.len());
+    shape.check_bias(bias);
+    let Shape { rows, inputs, outputs } = shape;
+    assert_eq!(out.after.len(), rows * outputs, "after must be (rows, outputs) = ({rows}, {outputs})");
+    let (a, b) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
+    let (u, y) = (SharedMut::new(out.before), SharedMut::new(out.after));
+    with_function!(act, function => {
+        gemm_into(cx.pool, cx.scratch, a, b, &BiasActivation { u, y, cols: outputs, bias, function });
+    });
 }
 
-fn input_gradient<D: Element, E: Element>(
+/// dx = dy W; sets dx (rows, inputs). dy (rows, outputs) is in the storage type or f32 (logits).
+pub fn backward_input<E: Element, D: Element>(
     cx: &mut Cx<'_>,
     shape: Shape,
     dy: &[D],
@@ -149,43 +98,31 @@ fn input_gradient<D: Element, E: Element>(
     shape.check(dx.len(), weight.len(), dy.len());
     let Shape { rows, inputs, outputs } = shape;
     let (a, b) = (Mat::new(dy, rows, outputs), Mat::new(weight, outputs, inputs));
-    if let Some(dx) = E::as_f32_mut(dx) {
-        return gemm(cx.pool, cx.scratch, a, b, dx, Write::Set);
-    }
-    let mut products = std::mem::take(&mut cx.scratch.c);
-    let wide = sized(&mut products, rows * inputs);
-    gemm(cx.pool, cx.scratch, a, b, wide, Write::Set);
-    if !dx.is_empty() {
-        narrow::<E, E>(cx.pool, inputs, wide, None, dx);
-    }
-    cx.scratch.c = products;
+    let target = Bias { y: SharedMut::new(dx), cols: inputs, bias: None::<&[E]> };
+    gemm_into(cx.pool, cx.scratch, a, b, &target);
+}
+
+/// du = act'(u) * (dy W): the layer's input was act(u), u (rows, inputs).
+pub fn backward_input_activation<E: Element>(
+    cx: &mut Cx<'_>,
+    shape: Shape,
+    dy: &[E],
+    weight: &[E],
+    (act, u): (Activation, &[E]),
+    du: &mut [E],
+) {
+    shape.check(du.len(), weight.len(), dy.len());
+    let Shape { rows, inputs, outputs } = shape;
+    assert_eq!(u.len(), rows * inputs, "u must be (rows, inputs) = ({rows}, {inputs})");
+    let (a, b) = (Mat::new(dy, rows, outputs), Mat::new(weight, outputs, inputs));
+    let dx = SharedMut::new(du);
+    with_function!(act, function => {
+        gemm_into(cx.pool, cx.scratch, a, b, &Slope { dx, u, cols: inputs, function });
+    });
 }
 
 /// dweight += dyᵀ x and dbias += column sums of dy, straight into the f32 gradient arena.
-pub fn backward_weight<E: Element>(
-    cx: &mut Cx<'_>,
-    shape: Shape,
-    x: &[E],
-    dy: &[E],
-    dweight: &mut [f32],
-    dbias: Option<&mut [f32]>,
-) {
-    weight_gradient(cx, shape, x, dy, dweight, dbias);
-}
-
-/// As [`backward_weight`], with dy in f32 (logits).
-pub fn backward_weight_f32<E: Element>(
-    cx: &mut Cx<'_>,
-    shape: Shape,
-    x: &[E],
-    dy: &[f32],
-    dweight: &mut [f32],
-    dbias: Option<&mut [f32]>,
-) {
-    weight_gradient(cx, shape, x, dy, dweight, dbias);
-}
-
-fn weight_gradient<E: Element, D: Element>(
+pub fn backward_weight<E: Element, D: Element>(
     cx: &mut Cx<'_>,
     shape: Shape,
     x: &[E],

@@ -2,6 +2,7 @@
 //!
 //! Coefficients are our own weighted least-squares fits (Lawson iteration towards the minimax fit in f64).
 
+use crate::element::Element;
 use crate::isa::Simd;
 
 /// 1.5 * 2^23: adding and subtracting it rounds to the nearest integer.
@@ -136,16 +137,16 @@ pub(crate) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
 
 /// Sum of x y in lanes.
 #[inline(always)]
-pub(crate) fn dot<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
+pub(crate) fn dot<S: Simd, X: Element, Y: Element>(s: S, x: &[X], y: &[Y]) -> f32 {
     let mut acc = [0.0_f32; LANES];
     let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
     for (x, y) in (&mut xs).zip(&mut ys) {
         for l in 0..LANES {
-            acc[l] = s.mul_add(x[l], y[l], acc[l]);
+            acc[l] = s.mul_add(x[l].to_f32(), y[l].to_f32(), acc[l]);
         }
     }
     for (a, (x, y)) in acc.iter_mut().zip(xs.remainder().iter().zip(ys.remainder())) {
-        *a = s.mul_add(*x, *y, *a);
+        *a = s.mul_add(x.to_f32(), y.to_f32(), *a);
     }
     add_lanes(acc)
 }

@@ -1,22 +1,32 @@
-//! Matrix products, behind one function of ours.
+//! Matrix products: C (+)= A B with f32 accumulation, in f32 or from bf16 operands.
 //!
-//! Today the products themselves come from the `gemm` crate in f32; bf16 operands are widened into scratch first.
-//! Accumulation is f32. The order of every sum depends on the shape alone.
+//! Both operands are packed whole into panels ([`pack`]), then every macro-tile of C is one task ([`driver`]) that runs
+//! a register-blocked micro-kernel ([`micro`]) over blocks of the inner dimension and hands finished elements to a
+//! [`Target`]: bias, activation, rounding to bf16 or addition to a gradient happen while the tile is in cache.
+//! Products with few rows skip the packing ([`skinny`]).
+//!
+//! The order of every sum depends on the shape, the instruction set and the cache sizes alone, never on the threads.
+//! Deliberately absent: sparse or batched products and factors other than those of [`Store`].
 
-mod backend;
+mod driver;
+mod micro;
+mod pack;
+mod skinny;
+mod target;
 
-use self::backend::{How, product};
+use crate::aligned::Lines;
 use crate::element::Element;
-use crate::elementwise;
 use crate::isa::Isa;
-use crate::pool::Pool;
+use crate::pool::{Pool, SharedMut};
 
-/// Buffers reused from call to call: widened operands, and products on their way to bf16.
+use self::target::Plain;
+pub(crate) use self::target::{Bias, BiasActivation, Slope, Target};
+
+/// Memory for packed operands, reused from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    a: Vec<f32>,
-    b: Vec<f32>,
-    pub(crate) c: Vec<f32>,
+    a: Lines,
+    b: Lines,
 }
 
 /// Grows a buffer where needed and returns its first `len` elements (with unspecified content).
@@ -95,21 +105,11 @@ impl Store {
     pub(crate) const ADD: Self = Self { write: Write::Add, factor: 1.0 };
 }
 
-/// A product on the calling thread, for tiles.
+/// A product in f32 on the calling thread, for tiles.
 pub(crate) fn tile(isa: Isa, a: Mat<'_, f32>, b: Mat<'_, f32>, c: MatMut<'_>, store: Store) {
-    product(How { isa, parallelism: gemm::Parallelism::None }, a, b, c, store);
-}
-
-/// The elements as f32: the slice itself, or widened into a buffer.
-fn widened<'s, E: Element>(pool: &Pool, data: &'s [E], buffer: &'s mut Vec<f32>) -> &'s [f32] {
-    match E::as_f32(data) {
-        Some(same) => same,
-        None => {
-            let wide = sized(buffer, data.len());
-            elementwise::cast(pool, data, wide);
-            wide
-        }
-    }
+    check_result(a.rows, b.cols, c.row_stride, c.data.len());
+    let target = Plain { c: SharedMut::new(c.data), row_stride: c.row_stride, store };
+    driver::alone(isa, a, b, &target);
 }
 
 /// C (+)= A B; C is row-major (a.rows, b.cols) in f32.
@@ -123,19 +123,39 @@ pub fn gemm<A: Element, B: Element>(
 ) {
     let (m, n) = (a.rows, b.cols);
     assert_eq!(c.len(), m * n, "C must be ({m}, {n})");
-    let Scratch { a: wide_a, b: wide_b, .. } = scratch;
-    let a = Mat { data: widened(pool, a.data, wide_a), ..retyped(a) };
-    let b = Mat { data: widened(pool, b.data, wide_b), ..retyped(b) };
-    let parallelism = match pool.threads() {
-        1 => gemm::Parallelism::None,
-        threads => gemm::Parallelism::Rayon(threads),
-    };
     let store = Store { write, factor: 1.0 };
-    let how = How { isa: pool.isa(), parallelism };
-    pool.install(|| product(how, a, b, MatMut { data: c, row_stride: n }, store));
+    gemm_into(pool, scratch, a, b, &Plain { c: SharedMut::new(c), row_stride: n, store });
 }
 
-/// The same geometry without data.
-fn retyped<'a, E>(m: Mat<'_, E>) -> Mat<'a, f32> {
-    Mat { data: &[], rows: m.rows, cols: m.cols, row_stride: m.row_stride, col_stride: m.col_stride }
+/// A B, each finished element going to `target`, whose size the caller has checked.
+pub(crate) fn gemm_into<A: Element, B: Element, T: Target>(
+    pool: &Pool,
+    scratch: &mut Scratch,
+    a: Mat<'_, A>,
+    b: Mat<'_, B>,
+    target: &T,
+) {
+    check_operands(&a, &b);
+    if a.rows == 0 || b.cols == 0 {
+        return;
+    }
+    if skinny::suits(&a, &b) {
+        return skinny::product(pool, a, b, target);
+    }
+    driver::shared(pool, scratch, a, b, target);
+}
+
+fn check_operands<A, B>(a: &Mat<'_, A>, b: &Mat<'_, B>) {
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    assert_eq!(k, b.rows, "the inner sizes of ({m}, {k}) and ({}, {n}) must agree", b.rows);
+    a.check();
+    b.check();
+}
+
+fn check_result(m: usize, n: usize, row_stride: usize, len: usize) {
+    if m == 0 || n == 0 {
+        return;
+    }
+    assert!(m == 1 || row_stride >= n, "rows of the result overlap: stride {row_stride} for {n} columns");
+    assert!((m - 1) * row_stride + n <= len, "the result ({m}, {n}) is outside of its slice");
 }

@@ -127,8 +127,10 @@ pub struct Cpu {
     pub avx512: bool,
     /// AVX512-BF16.
     pub avx512_bf16: bool,
-    /// AMX tiles with bf16, CPU and operating system.
+    /// AMX tiles with bf16: the CPU has them and the operating system lets this process use them.
     pub amx_bf16: bool,
+    /// The CPU has AMX, but the operating system refused its use.
+    pub amx_refused: bool,
 }
 
 impl Cpu {
@@ -145,12 +147,15 @@ impl Cpu {
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq");
+            let amx = amx_present();
+            let amx_bf16 = amx && amx_permitted();
             Self {
                 avx2: is_x86_feature_detected!("avx2"),
                 fma: is_x86_feature_detected!("fma"),
                 avx512,
                 avx512_bf16: is_x86_feature_detected!("avx512bf16"),
-                amx_bf16: amx_present(),
+                amx_bf16,
+                amx_refused: amx && !amx_bf16,
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -179,22 +184,21 @@ impl Cpu {
             Feature { name: "amx_bf16", present: self.amx_bf16 },
         ];
         let best = self.best();
-        let allowed = cap.map_or(best, |c| c.min(best));
-        // There are no kernels for bf16 instructions: the strongest ones are AVX-512 in f32.
-        let chosen = allowed.min(Isa::Avx512);
+        let chosen = cap.map_or(best, |c| c.min(best));
         let width = match chosen {
-            Isa::Scalar => "baseline instructions, no fused multiply-add",
-            Isa::Avx2 => "8 lanes of f32 with fused multiply-add",
-            _ => "16 lanes of f32 with fused multiply-add",
+            Isa::Scalar => "baseline instructions, no fused multiply-add; bf16 is widened to f32",
+            Isa::Avx2 => "8 lanes of f32 with fused multiply-add; bf16 is widened to f32",
+            Isa::Avx512 => "16 lanes of f32 with fused multiply-add; bf16 is widened to f32",
+            Isa::Avx512Bf16 => "16 lanes of f32, and dot products of 32 bf16",
+            Isa::Amx => "16 lanes of f32, and tiles of 16 x 32 bf16",
         };
         let reason = match cap {
-            Some(c) if c < best && chosen == c => format!("{width}; capped to {c}, the CPU could do {best}"),
-            _ if chosen < allowed => {
-                format!("{width}; the CPU has {allowed}, which no kernel uses: bf16 is widened to f32")
-            }
+            Some(c) if c < best => format!("{width}; capped to {c}, the CPU could do {best}"),
+            _ if self.amx_refused => format!("{width}; the CPU has AMX, but the system refuses its use"),
             _ => format!("{width}; the best this CPU has"),
         };
-        Report { features, best, cap, chosen, reason, bf16_is_emulated: true }
+        let bf16_is_emulated = chosen < Isa::Avx512Bf16;
+        Report { features, best, cap, chosen, reason, bf16_is_emulated }
     }
 }
 
@@ -215,6 +219,16 @@ fn amx_present() -> bool {
     // SAFETY: OSXSAVE (checked above) implies XSAVE.
     let state = unsafe { tile_state() };
     bf16 && tile && state & (0b11 << 17) == 0b11 << 17
+}
+
+/// Asks Linux for the tile registers, for all threads of this process (`arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)`).
+/// Systems older than 5.16, some sandboxes and some virtual machines refuse.
+#[cfg(target_arch = "x86_64")]
+fn amx_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XTILEDATA: libc::c_long = 18;
+    // SAFETY: this request takes two numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 }
 }
 
 const UNSET: u8 = u8::MAX;
@@ -240,7 +254,7 @@ mod tests {
     use super::*;
 
     fn cpu(avx2: bool, avx512: bool, bf16: bool, amx: bool) -> Cpu {
-        Cpu { avx2, fma: avx2, avx512, avx512_bf16: bf16, amx_bf16: amx }
+        Cpu { avx2, fma: avx2, avx512, avx512_bf16: bf16, amx_bf16: amx, amx_refused: false }
     }
 
     /// Case 7: feature sets and the choice and text that follow.
@@ -250,8 +264,8 @@ mod tests {
             (cpu(false, false, false, false), None, Isa::Scalar, Isa::Scalar, "baseline"),
             (cpu(true, false, false, false), None, Isa::Avx2, Isa::Avx2, "the best this CPU has"),
             (cpu(true, true, false, false), None, Isa::Avx512, Isa::Avx512, "16 lanes"),
-            (cpu(true, true, true, false), None, Isa::Avx512Bf16, Isa::Avx512, "no kernel uses"),
-            (cpu(true, true, true, true), None, Isa::Amx, Isa::Avx512, "the CPU has amx"),
+            (cpu(true, true, true, false), None, Isa::Avx512Bf16, Isa::Avx512Bf16, "dot products"),
+            (cpu(true, true, true, true), None, Isa::Amx, Isa::Amx, "tiles"),
             (cpu(true, true, true, true), Some(Isa::Avx2), Isa::Amx, Isa::Avx2, "capped to avx2"),
             (cpu(true, false, false, false), Some(Isa::Amx), Isa::Avx2, Isa::Avx2, "the best"),
             (cpu(true, true, true, true), Some(Isa::Scalar), Isa::Amx, Isa::Scalar, "capped to scalar"),

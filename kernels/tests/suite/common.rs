@@ -3,9 +3,9 @@
 use muster_kernels::isa::{Cpu, Isa};
 use muster_kernels::{Element, Pool, bf16, rng};
 
-/// Instruction sets with kernels of their own that this machine has.
+/// The instruction sets that this machine has.
 pub fn isas() -> Vec<Isa> {
-    [Isa::Scalar, Isa::Avx2, Isa::Avx512].into_iter().filter(|&i| i <= Cpu::here().best()).collect()
+    Isa::ALL.into_iter().filter(|&i| i <= Cpu::here().best()).collect()
 }
 
 /// A pool per instruction set, each with another number of threads.

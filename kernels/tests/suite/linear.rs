@@ -1,3 +1,4 @@
+use muster_kernels::activation::{self, Activation};
 use muster_kernels::gemm::{Mat, Scratch, Write, gemm};
 use muster_kernels::linear::{self, Shape};
 use muster_kernels::{Cx, Element, Pool, bf16, reference};
@@ -51,7 +52,7 @@ fn check<E: Element>() {
             linear::forward(&mut cx, shape, &x, &w, Some(&b), &mut y);
             close(&format!("y + b {what}"), &y, &want, tolerance(inputs), 1e-6);
             let mut logits = vec![f32::NAN; rows * outputs];
-            linear::forward_f32(&mut cx, shape, &x, &w, Some(&b), &mut logits);
+            linear::forward(&mut cx, shape, &x, &w, Some(&b), &mut logits);
             close(&format!("logits {what}"), &logits, &want, tolerance(inputs), 1e-6);
 
             let want = reference::matmul(rows, outputs, inputs, &wide(&dy), &wide(&w));
@@ -59,7 +60,7 @@ fn check<E: Element>() {
             linear::backward_input(&mut cx, shape, &dy, &w, &mut dx);
             close(&format!("dx {what}"), &dx, &want, tolerance(outputs), 1e-6);
             let dy32: Vec<f32> = dy.iter().map(|d| d.to_f32()).collect();
-            linear::backward_input_f32(&mut cx, shape, &dy32, &w, &mut dx);
+            linear::backward_input(&mut cx, shape, &dy32, &w, &mut dx);
             close(&format!("dx from f32 {what}"), &dx, &want, tolerance(outputs), 1e-6);
 
             let mut want = reference::matmul(
@@ -78,7 +79,7 @@ fn check<E: Element>() {
             close(&format!("dw {what}"), &dw, &want, tolerance(rows) + 1e-6, 1e-6);
             close(&format!("db {what}"), &db, &sums, tolerance(rows) + 1e-6, 1e-6);
             dw.fill(1.0);
-            linear::backward_weight_f32(&mut cx, shape, &x, &dy32, &mut dw, None);
+            linear::backward_weight(&mut cx, shape, &x, &dy32, &mut dw, None);
             close(&format!("dw from f32 {what}"), &dw, &want, tolerance(rows) + 1e-6, 1e-6);
         }
     }
@@ -87,6 +88,46 @@ fn check<E: Element>() {
 #[test]
 fn forward_and_both_gradients_match_the_reference() {
     for_both!(check);
+}
+
+/// The fused forms equal the layer and the activation one after the other, in every bit.
+fn check_activations<E: Element>() {
+    for pool in pools() {
+        let mut scratch = Scratch::default();
+        for (rows, inputs, outputs) in SHAPES {
+            let shape = Shape { rows, inputs, outputs };
+            let mut cx = Cx { pool: &pool, scratch: &mut scratch };
+            let (x, w) = (noise::<E>(1, rows * inputs), noise::<E>(2, outputs * inputs));
+            let (b, dy) = (noise::<E>(3, outputs), noise::<E>(4, rows * outputs));
+            let nan = |n: usize| vec![E::from_f32(f32::NAN); n];
+            for act in
+                [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh, Activation::Silu]
+            {
+                let (mut u, mut y) = (nan(rows * outputs), nan(rows * outputs));
+                linear::forward(&mut cx, shape, &x, &w, Some(&b), &mut u);
+                activation::forward(&pool, act, &u, &mut y);
+                let (mut before, mut after) = (nan(rows * outputs), nan(rows * outputs));
+                let out = linear::Activated { before: &mut before, after: &mut after };
+                linear::forward_activation(&mut cx, shape, &x, (&w, Some(&b)), act, out);
+                assert!(bits(&before) == bits(&u) && bits(&after) == bits(&y), "{act:?} {shape:?} {pool:?}");
+                let mut du = nan(rows * inputs);
+                linear::backward_input_activation(&mut cx, shape, &dy, &w, (act, &x), &mut du);
+                let mut dx = vec![0.0_f32; rows * inputs];
+                let (dy, w) = (Mat::new(&dy, rows, outputs), Mat::new(&w, outputs, inputs));
+                gemm(&pool, cx.scratch, dy, w, &mut dx, Write::Set);
+                let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+                let mut want = vec![0.0_f32; dx.len()];
+                activation::backward(&pool, act, &wide, &dx, &mut want);
+                let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
+                close(&format!("{act:?} {shape:?} {pool:?}"), &du, &want, 1e-7, 1e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_activations_equal_separate_passes() {
+    for_both!(check_activations);
 }
 
 #[test]
@@ -151,5 +192,5 @@ fn a_wrong_length_is_named() {
     let (pool, mut scratch) = (Pool::new(1).unwrap(), Scratch::default());
     let shape = Shape { rows: 2, inputs: 3, outputs: 1 };
     let mut cx = Cx { pool: &pool, scratch: &mut scratch };
-    linear::forward_f32::<f32>(&mut cx, shape, &[0.0; 5], &[0.0; 3], None, &mut [0.0; 2]);
+    linear::forward::<f32, f32>(&mut cx, shape, &[0.0; 5], &[0.0; 3], None, &mut [0.0; 2]);
 }

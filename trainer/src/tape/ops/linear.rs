@@ -58,7 +58,7 @@ impl<E: Element> Tape<'_, E> {
         let shape = shape(&x, layer);
         let mut values = vec![0.0; x.rows * layer.outputs];
         let (weight, bias) = weights(self.env.params, layer);
-        linear::forward_f32(&mut self.env.cx(), shape, x.data(), weight, bias, &mut values);
+        linear::forward(&mut self.env.cx(), shape, x.data(), weight, bias, &mut values);
         Logits { values, x, layer: layer.clone() }
     }
 }
@@ -104,10 +104,10 @@ impl<E: Element> Logits<E> {
     pub(in crate::tape) fn backward(self, dlogits: &[f32], back: &mut Backward<'_, '_, E>) {
         let shape = shape(&self.x, &self.layer);
         let (dweight, dbias) = gradients(back.grads, &self.layer);
-        linear::backward_weight_f32(&mut back.env.cx(), shape, self.x.data(), dlogits, dweight, dbias);
+        linear::backward_weight(&mut back.env.cx(), shape, self.x.data(), dlogits, dweight, dbias);
         let mut dx = back.env.activations.take(self.x.rows * self.x.cols);
         let weight = &back.env.params[self.layer.weight.clone()];
-        linear::backward_input_f32(&mut back.env.cx(), shape, dlogits, weight, &mut dx);
+        linear::backward_input(&mut back.env.cx(), shape, dlogits, weight, &mut dx);
         back.give(&self.x, dx);
     }
 }
