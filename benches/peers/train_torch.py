@@ -6,6 +6,9 @@ per step and prints the test accuracy and the speed.
     python train_torch.py --model ../../examples/minilm/model --data DIR --log torch.jsonl
 
 DIR holds train.csv and test.csv with the columns text and category.
+
+The same start and order as a Muster run, to compare loss by loss: `--model` a model that Muster saved (with its
+head; labels in its order), `--order` the output of `muster-bench order`, and dropout 0 in both.
 """
 
 import argparse
@@ -16,7 +19,7 @@ from pathlib import Path
 
 import torch
 from recipe import adamw, collate, linear_schedule, read_csv, tokenize
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 
 def arguments():
@@ -35,6 +38,8 @@ def arguments():
     parser.add_argument("--warmup-ratio", type=float, default=0.1)
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--max-grad-norm", type=float, default=1.0)
+    parser.add_argument("--order", type=Path, help="rows of each step, from `muster-bench order`")
+    parser.add_argument("--bf16", action="store_true", help="bf16 autocast")
     parser.add_argument("--max-steps", type=int, help="stop early (for a quick timing)")
     return parser.parse_args()
 
@@ -66,8 +71,10 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     train_ids, train_labels = load(args, "train", tokenizer)
     test_ids, test_labels = load(args, "test", tokenizer)
+    config = AutoConfig.from_pretrained(args.model)
     names = sorted(set(train_labels))
-    index = {name: i for i, name in enumerate(names)}
+    known = set(names) == set(config.label2id)
+    index = config.label2id if known else {name: i for i, name in enumerate(names)}
     train_targets = [index[name] for name in train_labels]
     test_targets = [index[name] for name in test_labels]
 
@@ -79,20 +86,22 @@ def main():
     steps = per_epoch * args.epochs
     optimizer = adamw(model, args.lr, args.weight_decay)
     schedule = linear_schedule(optimizer, steps, args.warmup_ratio)
-    order = torch.Generator().manual_seed(args.seed)
+    generator = torch.Generator().manual_seed(args.seed)
+    fixed = [json.loads(line) for line in args.order.open()] if args.order else None
 
     log = args.log.open("w")
     step, rows, tokens, busy = 0, 0, 0, 0.0
     for epoch in range(args.epochs):
-        shuffled = torch.randperm(len(train_ids), generator=order).tolist()
+        shuffled = torch.randperm(len(train_ids), generator=generator).tolist()
         for start in range(0, len(shuffled), args.batch):
             if args.max_steps is not None and step >= args.max_steps:
                 break
             began = time.perf_counter()
-            chosen = shuffled[start : start + args.batch]
+            chosen = fixed[step] if fixed else shuffled[start : start + args.batch]
             ids, mask = collate([train_ids[i] for i in chosen], tokenizer.pad_token_id)
             labels = torch.tensor([train_targets[i] for i in chosen])
-            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
             rate = optimizer.param_groups[0]["lr"]
@@ -112,6 +121,7 @@ def main():
                 seconds=round(seconds, 4),
             )
             log.write(json.dumps(record) + "\n")
+            log.flush()
         log.flush()
         result = accuracy(model, test_ids, test_targets, tokenizer.pad_token_id)
         print(

@@ -4,7 +4,10 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use half::bf16;
+use muster_kernels::isa::{self, Isa};
+use muster_trainer::data::Sampler;
 
+mod kernels;
 mod shapes;
 mod step;
 
@@ -38,14 +41,68 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// The rows of each training step, a line of JSON per step (for benches/peers/train_torch.py --order)
+    Order {
+        /// Rows of the training data
+        #[arg(long)]
+        rows: u64,
+        /// Rows of the global batch
+        #[arg(long, default_value_t = 32)]
+        batch: u64,
+        /// Epochs
+        #[arg(long, default_value_t = 3)]
+        epochs: u64,
+        /// Seed of the run
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Single kernels: products, attention, AdamW, LayerNorm
+    Kernels {
+        /// Compute threads
+        #[arg(long, default_value_t = 2)]
+        threads: usize,
+        /// Only cases whose name contains this
+        #[arg(long, default_value = "")]
+        only: String,
+        /// Read cases from standard input and answer each with a line of JSON (benches/peers/kernels_torch.py)
+        #[arg(long)]
+        serve: bool,
+    },
 }
 
 fn main() -> Result<()> {
-    let Command::Step { threads, rows, steps, model, json } = Args::parse().command;
-    let settings = step::Settings { threads, rows, steps };
-    muster_kernels::isa::select(None);
+    muster_kernels::isa::select(cap_from_environment()?);
+    match Args::parse().command {
+        Command::Step { threads, rows, steps, model, json } => {
+            steps_of_models(step::Settings { threads, rows, steps }, &model, json)
+        }
+        Command::Order { rows, batch, epochs, seed } => order(Sampler::new(seed, rows, batch), epochs),
+        Command::Kernels { threads, serve: true, .. } => kernels::serve(threads),
+        Command::Kernels { threads, only, .. } => kernels::table(threads, &only),
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "the rows are the program's output")]
+fn order(sampler: Sampler, epochs: u64) -> Result<()> {
+    for epoch in 0..epochs {
+        let order = sampler.epoch_order(epoch);
+        let steps = sampler.steps_per_epoch();
+        for step in epoch * steps..(epoch + 1) * steps {
+            println!("{}", serde_json::to_string(&order.rows_of_step(step).collect::<Vec<_>>())?);
+        }
+    }
+    Ok(())
+}
+
+/// `MUSTER_MAX_ISA`, as the program itself reads it.
+fn cap_from_environment() -> Result<Option<Isa>> {
+    let Ok(text) = std::env::var("MUSTER_MAX_ISA") else { return Ok(None) };
+    Ok(Some(isa::parse_cap(&text)?))
+}
+
+fn steps_of_models(settings: step::Settings, model: &str, json: bool) -> Result<()> {
     let mut results = Vec::new();
-    for shape in shapes::SHAPES.iter().filter(|s| s.name.contains(&model)) {
+    for shape in shapes::SHAPES.iter().filter(|s| s.name.contains(model)) {
         results.push(step::measure::<f32>(shape, settings, "f32")?);
         results.push(step::measure::<bf16>(shape, settings, "bf16")?);
     }

@@ -1,5 +1,5 @@
 //! Prints the speed of each kernel at the shapes of DeBERTa-v3-large and MiniLM: `cargo run --release -p muster-kernels
-//! --example speed [threads]`.
+//! --example speed [threads [isa [rows|attention|linear]]]`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a table for people; a failure ends it")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -242,10 +242,18 @@ fn main() {
         30.0 * n as f64 / a / 1e6,
         4.0 * n as f64 / s / 1e6
     );
-    rows::<f32>(&pool);
-    rows::<bf16>(&pool);
-    attentions::<f32>(&pool, peak);
-    attentions::<bf16>(&pool, peak);
-    linears::<f32>(&pool, peak);
-    linears::<bf16>(&pool, peak);
+    let only = std::env::args().nth(3).unwrap_or_default();
+    let wanted = |part: &str| part.contains(&only);
+    if wanted("rows") {
+        rows::<f32>(&pool);
+        rows::<bf16>(&pool);
+    }
+    if wanted("attention") {
+        attentions::<f32>(&pool, peak);
+        attentions::<bf16>(&pool, peak);
+    }
+    if wanted("linear") {
+        linears::<f32>(&pool, peak);
+        linears::<bf16>(&pool, peak);
+    }
 }

@@ -87,10 +87,7 @@ impl Model {
         let attended = tape.linear(&context, &layer.attention_out);
         drop(context);
         let x = tape.add_norm(attended, Some(&x), &layer.attention_norm, rates);
-        let wide = tape.linear(&x, &layer.up);
-        let wide = tape.activation(wide, self.config.activation);
-        let out = tape.linear(&wide, &layer.down);
-        drop(wide);
+        let out = tape.feed_forward(&x, &layer.up, self.config.activation, &layer.down);
         tape.add_norm(out, Some(&x), &layer.output_norm, rates)
     }
 

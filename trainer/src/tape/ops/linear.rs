@@ -27,9 +27,13 @@ pub struct Logits<E: Element> {
     layer: Linear,
 }
 
-fn shape<E: Element>(x: &Var<E>, layer: &Linear) -> Shape {
+pub(super) fn shape<E: Element>(x: &Var<E>, layer: &Linear) -> Shape {
     assert_eq!(x.cols, layer.inputs, "a linear layer of {} inputs got {} columns", layer.inputs, x.cols);
-    Shape { rows: x.rows, inputs: layer.inputs, outputs: layer.outputs }
+    shape_of(x.rows, layer)
+}
+
+pub(super) fn shape_of(rows: usize, layer: &Linear) -> Shape {
+    Shape { rows, inputs: layer.inputs, outputs: layer.outputs }
 }
 
 impl<E: Element> Tape<'_, E> {
@@ -63,13 +67,13 @@ impl<E: Element> Tape<'_, E> {
     }
 }
 
-fn weights<'p, E>(params: &'p [E], layer: &Linear) -> (&'p [E], Option<&'p [E]>) {
+pub(super) fn weights<'p, E>(params: &'p [E], layer: &Linear) -> (&'p [E], Option<&'p [E]>) {
     (&params[layer.weight.clone()], layer.bias.clone().map(|range| &params[range]))
 }
 
 /// The gradient slices of a layer's weight and bias. A layer's bias lies behind its weight, but for the fused
 /// query-key-value matrix all weights come first; both are handled by splitting at the bias.
-fn gradients<'g>(grads: &'g mut [f32], layer: &Linear) -> (&'g mut [f32], Option<&'g mut [f32]>) {
+pub(super) fn gradients<'g>(grads: &'g mut [f32], layer: &Linear) -> (&'g mut [f32], Option<&'g mut [f32]>) {
     match &layer.bias {
         None => (&mut grads[layer.weight.clone()], None),
         Some(bias) => {

@@ -3,6 +3,7 @@
 mod attention;
 mod conv;
 mod embed;
+mod feed_forward;
 mod linear;
 mod norm;
 mod select;
@@ -19,6 +20,7 @@ pub use norm::Rates;
 /// What an operation saved for its backward.
 pub(super) enum Op<E: Element> {
     Linear(linear::LinearOp<E>),
+    FeedForward(feed_forward::FeedForwardOp<E>),
     Activation(linear::ActivationOp<E>),
     AddNorm(norm::AddNormOp<E>),
     Dropout(norm::DropoutOp<E>),
@@ -34,6 +36,7 @@ impl<E: Element> Op<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         match self {
             Self::Linear(op) => op.backward(dy, back),
+            Self::FeedForward(op) => op.backward(dy, back),
             Self::Activation(op) => op.backward(dy, back),
             Self::AddNorm(op) => op.backward(dy, back),
             Self::Dropout(op) => op.backward(dy, back),
