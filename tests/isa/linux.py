@@ -20,6 +20,11 @@ PHDR, PHENT, PHNUM, PAGESZ, BASE, ENTRY, PLATFORM, HWCAP, CLKTCK, SECURE, RANDOM
 )  # fmt: skip
 
 
+def c_int(register):
+    """The signed 32 bits of a register."""
+    return ((register & 0xFFFFFFFF) ^ 1 << 31) - (1 << 31)
+
+
 class Unsupported(Exception):
     """The program is not one that can run here."""
 
@@ -93,23 +98,23 @@ class Process:
         cpu.rax = result & (1 << 64) - 1
 
     def read(self, _cpu, fd, at, length, *_):
-        data = os.read(fd, length)
+        data = os.read(c_int(fd), length)
         self.memory.write(at, data)
         return len(data)
 
     def write(self, _cpu, fd, at, length, *_):
-        return os.write(fd, self.memory.read(at, length))
+        return os.write(c_int(fd), self.memory.read(at, length))
 
     def writev(self, _cpu, fd, vectors, count, *_):
         parts = ((self.memory.word(v), self.memory.word(v + 8)) for v in range(vectors, vectors + 16 * count, 16))
-        return sum(os.write(fd, self.memory.read(at, length)) for at, length in parts)
+        return sum(os.write(c_int(fd), self.memory.read(at, length)) for at, length in parts)
 
     def openat(self, _cpu, _dir, path, flags, *_):
         return os.open(self.memory.text(path), flags & 0xFFF, 0o644)
 
     def close(self, _cpu, fd, *_):
-        if fd > 2:
-            os.close(fd)
+        if c_int(fd) not in (0, 1, 2):
+            os.close(c_int(fd))
         return 0
 
     def mmap(self, _cpu, at, length, _protection, flags, *_):
@@ -127,6 +132,8 @@ class Process:
 
     def brk(self, _cpu, at, *_):
         if self.break_min <= at < self.mmap_top:
+            if at < self.break_now:  # given back: calloc relies on zeros when it grows again
+                self.memory.write(at, bytes(self.break_now - at))
             self.break_now = at
         return self.break_now
 

@@ -6,7 +6,9 @@ into it, which executes WBINVD (the emulator calls Python at that instruction) a
 
 import ctypes
 import mmap
+import os
 import struct
+import traceback
 
 import bochscpu
 import bochscpu.cpu
@@ -110,6 +112,18 @@ def user_state(entry, stack, amx):
 def run(memory, state, on_syscall, on_exception):
     """Runs until a handler ends the process. Handlers get the CPU, and the exception's vector."""
 
+    def guarded(handler):
+        # Nothing may be raised through the emulator's own frames.
+        def call(*arguments):
+            try:
+                handler(*arguments)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(70)
+
+        return call
+
+    @guarded
     def entered(session, _cpu_id, _what):
         at = session.cpu.rip & ~(STUB_BYTES - 1)
         if at == SYSCALL_STUB:
@@ -117,9 +131,10 @@ def run(memory, state, on_syscall, on_exception):
         else:
             on_exception(session.cpu, (at - VECTOR_STUBS) // STUB_BYTES)
 
+    @guarded
     def missing(physical):
         if physical >= memory.size:
-            raise SystemExit(f"isa emulator: address {physical:#x} is outside of memory")
+            raise MemoryError(f"address {physical:#x} is outside of the emulated memory (BX_MEM_GB)")
         page = physical & ~(PAGE - 1)
         bochscpu.memory.page_insert(page, memory.host + page)
 

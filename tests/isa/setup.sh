@@ -16,8 +16,8 @@ cannot() { # what, hint
 [ "$(uname -sm)" = "Linux x86_64" ] || cannot "it runs on Linux on x86-64" "tests of other instruction sets are skipped here"
 mkdir -p "$out"
 if [ ! -e "$out/venv/$core" ]; then
-    python3 -c 'import ensurepip, venv' 2>/dev/null ||
-        cannot "python3 has no venv module" "apt-get install python3-venv, or run scripts/setup.sh"
+    python3 -c 'import ensurepip, venv' 2>/dev/null || bash "$here/../../scripts/setup.sh" python3-venv ||
+        cannot "python3 has no venv module" "install python3-venv"
     rm -rf "$out/venv"
     python3 -m venv "$out/venv"
     "$out/venv/bin/pip" install --quiet --disable-pip-version-check --retries 1 "$core" ||

@@ -17,22 +17,35 @@ export RUSTFLAGS="-C target-feature=+crt-static -C relocation-model=static"
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$PWD/tests/isa/run.sh
 # Without threads the tests of the pool have nothing to do, and the yardsticks measure speed.
 without=(--skip pool:: --skip peak::)
+kernels=(-p muster-kernels --lib --test suite)
 
 emulate() { # model, cargo arguments... -- test arguments...
     local model=$1
     shift
-    echo "== $model${BX_AMX:+ with AMX}"
-    BX_MODEL=$model "${CARGO:-cargo}" test --quiet --release --locked --target x86_64-unknown-linux-gnu \
+    echo "== $model${BX_AMX:+ with AMX}: ${*: -1}"
+    BX_MODEL=$model "${CARGO:-cargo}" test --release --locked --target x86_64-unknown-linux-gnu \
         --target-dir target/isa "$@" --test-threads=1 "${without[@]}"
 }
 
-# The choice of kernels, and a few kernels of each kind: an instruction that a CPU lacks would end the program.
-smoke=(the_instruction_set_is dispatch_never_exceeds gelu_keeps small_updates scores_of_a_million a_nan_stays)
+# The choice of kernels, and kernels of each kind: an instruction that a CPU lacks would end the program.
+choice=(the_instruction_set_is dispatch_never_exceeds gelu_keeps small_updates a_nan_stays a_non_finite strides_)
 dispatch() { # model, expected instruction set
-    MUSTER_TEST_EXPECT_ISA=$2 emulate "$1" -p muster-kernels --lib --test suite -- "${smoke[@]}"
+    MUSTER_TEST_EXPECT_ISA=$2 emulate "$1" "${kernels[@]}" -- "${choice[@]}"
 }
 dispatch corei7_sandy_bridge_2600k scalar
 dispatch corei7_haswell_4770 avx2
 dispatch corei7_icelake_u avx512
 dispatch sapphire_rapids avx512-bf16
-BX_AMX=1 dispatch sapphire_rapids amx
+
+# Everything else on the CPU that has the most.
+export BX_AMX=1
+dispatch sapphire_rapids amx
+if [ "${FULL:-0}" = 1 ]; then
+    emulate sapphire_rapids "${kernels[@]}" --
+    emulate sapphire_rapids -p muster-amx-trap --test silicon --
+else
+    # Some seconds each; what is left out compares large shapes with slow references.
+    emulate sapphire_rapids "${kernels[@]}" -- dropout:: loss:: element norm:: gemm:: reductions_ three_updates \
+        scattering tables_may partial_tiles
+    emulate sapphire_rapids -p muster-amx-trap --test silicon -- ordinary denormal_inputs partial_tiles
+fi

@@ -227,7 +227,12 @@ pub fn select(cap: Option<Isa>) {
 
 /// Reports the features of this machine and the kernels chosen under the present cap.
 pub fn detect() -> Report {
-    Cpu::here().report(Isa::from_u8(CAP.load(Ordering::Relaxed)))
+    let report = Cpu::here().report(Isa::from_u8(CAP.load(Ordering::Relaxed)));
+    if super::tiles_assumed() && report.cap.is_none_or(|c| c == Isa::Amx) {
+        let reason = "a test executes tile instructions in software".into();
+        return Report { chosen: Isa::Amx, reason, ..report };
+    }
+    report
 }
 
 /// The instruction set whose kernels run under the present cap.
