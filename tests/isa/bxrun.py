@@ -15,7 +15,7 @@ import sys
 import linux
 import machine
 
-NAMES = {0: "#DE", 1: "#DB", 3: "#BP", 4: "#OF", 6: "#UD", 7: "#NM", 13: "#GP", 14: "#PF", 16: "#MF", 17: "#AC", 19: "#XM"}
+NAMES = {0: "#DE", 3: "#BP", 6: "#UD", 7: "#NM", 13: "#GP", 14: "#PF", 16: "#MF", 17: "#AC", 19: "#XM"}
 INVALID_OPCODE = 6
 WITH_ERROR_CODE = (8, 10, 11, 12, 13, 14, 17, 21)
 REGISTERS = "rax rcx rdx rbx rsp rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15".split()

@@ -15,7 +15,7 @@ import bochscpu.cpu
 import bochscpu.memory
 
 PAGE = 4096
-PML4, PDPT, PD, PT = 0x10000, 0x11000, 0x12000, 0x13000
+PML4, PDPT, PT, PDS, GIB_MAX = 0x10000, 0x11000, 0x13000, 0x30000, 16
 GDT, IDT, TSS, STUBS, KERNEL_STACK, USER = 0x14000, 0x15000, 0x16000, 0x17000, 0x28000, 0x40000
 SYSCALL_STUB, VECTOR_STUBS, VECTORS, STUB_BYTES = STUBS, STUBS + 0x100, 32, 16
 WBINVD, IRETQ, SYSRETQ = b"\x0f\x09", b"\x48\xcf", b"\x48\x0f\x07"
@@ -26,6 +26,8 @@ class Memory:
     """Memory of whole GiB; pages are the host's only when touched."""
 
     def __init__(self, gib):
+        if not 1 <= gib <= GIB_MAX:
+            raise ValueError(f"memory is 1 to {GIB_MAX} GiB, not {gib}")
         self.size = gib << 30
         self.buffer = mmap.mmap(-1, self.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
         self.host = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
@@ -55,8 +57,10 @@ def write_tables(memory):
     """Maps everything onto itself, the kernel's pages for the kernel only, and fills GDT, IDT and TSS."""
     present, user, huge = 3, 7, 0x87
     memory.words(PML4, PDPT | user)
-    memory.words(PDPT, PD | user, *((i << 30) | huge for i in range(1, memory.size >> 30)))
-    memory.words(PD, PT | user, *((i << 21) | huge for i in range(1, 512)))
+    gib = memory.size >> 30
+    memory.words(PDPT, *((PDS + i * PAGE) | user for i in range(gib)))
+    # Pages of 2 MiB: not every model has those of 1 GiB.
+    memory.words(PDS, PT | user, *((i << 21) | huge for i in range(1, 512 * gib)))
     pages = range(0x10, 512)
     memory.words(PT + 8 * 0x10, *((p * PAGE) | (user if p * PAGE >= USER else present) for p in pages))
     tss = 0x67 | (TSS & 0xFFFFFF) << 16 | 0xB << 40 | 1 << 47 | (TSS >> 24) << 56

@@ -5,4 +5,5 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 bash "$here/setup.sh"
 out=$here/../../target/isa
-exec env MUSTER_TEST_ONE_THREAD=1 LD_PRELOAD="$out/shim.so" PYTHONDONTWRITEBYTECODE=1 "$out/venv/bin/python" "$here/bxrun.py" "$@"
+export MUSTER_TEST_ONE_THREAD=1 PYTHONDONTWRITEBYTECODE=1
+exec env LD_PRELOAD="$out/shim.so" "$out/venv/bin/python" "$here/bxrun.py" "$@"

@@ -22,13 +22,14 @@ kernels=(-p muster-kernels --lib --test suite)
 emulate() { # model, cargo arguments... -- test arguments...
     local model=$1
     shift
-    echo "== $model${BX_AMX:+ with AMX}: ${*: -1}"
+    echo "== on an emulated $model${BX_AMX:+ with AMX}"
     BX_MODEL=$model "${CARGO:-cargo}" test --release --locked --target x86_64-unknown-linux-gnu \
         --target-dir target/isa "$@" --test-threads=1 "${without[@]}"
 }
 
 # The choice of kernels, and kernels of each kind: an instruction that a CPU lacks would end the program.
-choice=(the_instruction_set_is dispatch_never_exceeds gelu_keeps small_updates a_nan_stays a_non_finite strides_)
+choice=(the_instruction_set_is dispatch_never gelu_keeps casts_round small_updates a_nan_stays a_non_finite strides_
+    does_not_leak the_mask)
 dispatch() { # model, expected instruction set
     MUSTER_TEST_EXPECT_ISA=$2 emulate "$1" "${kernels[@]}" -- "${choice[@]}"
 }
@@ -45,7 +46,7 @@ if [ "${FULL:-0}" = 1 ]; then
     emulate sapphire_rapids -p muster-amx-trap --test silicon --
 else
     # Some seconds each; what is left out compares large shapes with slow references.
-    emulate sapphire_rapids "${kernels[@]}" -- dropout:: loss:: element norm:: gemm:: reductions_ three_updates \
-        scattering tables_may partial_tiles
+    emulate sapphire_rapids "${kernels[@]}" -- gemm:: norm:: dropout:: loss:: sums_and activations_at reductions_ \
+        three_updates tables_may unused_slots relative_terms_have scattering
     emulate sapphire_rapids -p muster-amx-trap --test silicon -- ordinary denormal_inputs partial_tiles
 fi
