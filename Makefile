@@ -3,11 +3,12 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test check deny bench clean
+.PHONY: help setup build demo test test-isa check deny bench clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
 	@echo "make test    all tests"
+	@echo "make test-isa  kernels on emulated CPUs (AVX-512, BF16, AMX), a short set; FULL=1 for all"
 	@echo "make check   formatting, lints, docs, crate arrows"
 	@echo "make deny    licences, sources and banned crates (installs cargo-deny)"
 	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
@@ -31,6 +32,11 @@ test: setup
 		MUSTER_TEST_PREBUILT=1 $(CARGO) test --release --locked --workspace --lib --bins --tests; \
 	fi
 	$(CARGO) test --release --locked --workspace --doc
+	$(MAKE) test-isa
+
+# Kernels on CPUs that this machine isn't: tests/isa/README.md.
+test-isa: setup
+	bash tests/isa/test.sh
 
 check: setup
 	$(CARGO) fmt --all --check

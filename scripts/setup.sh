@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a build needs on Debian or Ubuntu: a C compiler, pkg-config, libhwloc and libudev.
+# With python3-venv as argument also that, for the emulator of tests/isa.
 # Installs nothing that is already there. Rust itself is only checked: it is the user's choice how to get it.
 set -euo pipefail
 
@@ -13,6 +14,7 @@ need gcc cc --version
 need pkg-config pkg-config --version
 need libhwloc-dev pkg-config --exists hwloc
 need libudev-dev pkg-config --exists libudev
+[ "${1:-}" != python3-venv ] || need python3-venv python3 -c 'import ensurepip, venv'
 # Without pkg-config its tests can't answer: ask for all it would have been asked about.
 if [ ${#packages[@]} -gt 0 ]; then
     if ! command -v apt-get >/dev/null; then

@@ -148,7 +148,7 @@ impl Cpu {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq");
             let amx = amx_present();
-            let amx_bf16 = amx && amx_permitted();
+            let amx_bf16 = amx && !super::tiles_assumed() && amx_permitted();
             Self {
                 avx2: is_x86_feature_detected!("avx2"),
                 fma: is_x86_feature_detected!("fma"),
@@ -241,7 +241,12 @@ pub fn select(cap: Option<Isa>) {
 
 /// Reports the features of this machine and the kernels chosen under the present cap.
 pub fn detect() -> Report {
-    Cpu::here().report(Isa::from_u8(CAP.load(Ordering::Relaxed)))
+    let report = Cpu::here().report(Isa::from_u8(CAP.load(Ordering::Relaxed)));
+    if super::tiles_assumed() && report.cap.is_none_or(|c| c == Isa::Amx) {
+        let reason = "a test executes tile instructions in software".into();
+        return Report { chosen: Isa::Amx, reason, ..report };
+    }
+    report
 }
 
 /// The instruction set whose kernels run under the present cap.

@@ -4,9 +4,11 @@
 //! [`dispatch`] calls it inside a function compiled for the chosen instruction set, so that LLVM vectorises one
 //! source for each of them. There is no `-C target-cpu`: one binary runs everywhere.
 
+mod assume;
 mod caches;
 mod detect;
 
+pub use assume::{assume_tiles, executable, tiles_assumed};
 pub use caches::Caches;
 pub use detect::{Cpu, Feature, Isa, ParseCapError, Report, detect, parse_cap, select, selected};
 

@@ -1,9 +1,9 @@
 use muster_kernels::attention::{Backward, Forward, Relative, RelativeGrad, Shape, Terms, backward, forward};
 use muster_kernels::dropout::Dropout;
 use muster_kernels::reference::{self, AttentionProblem};
-use muster_kernels::{Element, Pool};
+use muster_kernels::{Element, Pool, isa};
 
-use crate::common::{bits, close, noise, pools, same_on_any_thread_count};
+use crate::common::{bits, close, noise, pool, pools, same_on_any_thread_count};
 use crate::for_both;
 
 /// Inputs of one call, owned.
@@ -215,7 +215,7 @@ fn attention_with_relative_terms_matches_the_reference() {
 
 #[test]
 fn tables_may_be_column_blocks_of_one_matrix() {
-    let pool = Pool::new(2).unwrap();
+    let pool = pool(2, isa::selected());
     let c = Case::<f32>::new(&[12, 40], 2, 8, Some(Terms::Both), 8);
     let mut fused = c.clone();
     let both: Vec<f32> =

@@ -1,7 +1,7 @@
 use muster_kernels::dropout::{Dropout, apply};
-use muster_kernels::{Element, Pool, bf16, rng};
+use muster_kernels::{Element, Pool, bf16, isa, rng};
 
-use crate::common::{bits, noise, pools, same_on_any_thread_count};
+use crate::common::{bits, noise, pool, pools, same_on_any_thread_count};
 
 fn mask(pool: &Pool, rate: f32, site: u64, rows: &[u64], cols: usize) -> Vec<bool> {
     let ones = vec![1.0_f32; rows.len() * cols];
@@ -67,7 +67,7 @@ fn masks_of_neighbours_are_uncorrelated() {
 
 #[test]
 fn the_mask_depends_on_the_row_key_not_on_the_place_in_the_batch() {
-    let pool = Pool::new(2).unwrap();
+    let pool = pool(2, isa::selected());
     let rows: Vec<u64> = (0..200).map(|i| rng::mix(1, i)).collect();
     let all = mask(&pool, 0.2, 11, &rows, 37);
     let one = mask(&pool, 0.2, 11, &rows[123..124], 37);

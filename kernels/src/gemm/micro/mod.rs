@@ -15,7 +15,7 @@ use half::bf16;
 
 use super::pack::Panels;
 use crate::element::Element;
-use crate::isa::{Caches, Cpu, Isa};
+use crate::isa::{self, Caches, Cpu, Isa};
 
 /// What panels are made of.
 pub(super) trait Unit: Element {}
@@ -70,7 +70,7 @@ pub(super) fn f32(isa: Isa) -> Micro<f32> {
 
 /// The bf16 kernel of an instruction set, where it has one; others widen to f32 while they pack.
 pub(super) fn bf16(isa: Isa) -> Option<Micro<bf16>> {
-    let kind = match isa.min(Cpu::here().best()) {
+    let kind = match isa::executable(isa) {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => Kind { tile: (14, 32), groups: (2, 2), run: avx512::bf16_14x32, tiles: false },
         #[cfg(target_arch = "x86_64")]
