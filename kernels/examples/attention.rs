@@ -1,5 +1,5 @@
 //! Prints the time of attention per (sequence, head): `cargo run --release -p muster-kernels --example attention
-//! [isa]`. One thread, its own CPU time, the best of many rounds.
+//! [isa] [length]`. One thread, its own CPU time, the best of many rounds.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a table for people; a failure ends it")]
 
 use std::time::Instant;
@@ -85,9 +85,10 @@ fn measure<E: Element>(pool: &Pool, n: usize, head_dim: usize, relative: bool) {
 fn main() {
     let isa = std::env::args().nth(1).map_or(isa::selected(), |a| isa::parse_cap(&a).unwrap());
     let pool = Pool::with_isa(1, isa).unwrap();
+    let lengths = std::env::args().nth(2).map_or(vec![16, 32, 128, 512], |a| vec![a.parse().unwrap()]);
     for relative in [false, true] {
         for head_dim in [32, 64] {
-            for n in [16, 32, 128, 512] {
+            for n in lengths.iter().copied() {
                 measure::<f32>(&pool, n, head_dim, relative);
             }
         }

@@ -10,7 +10,7 @@ use super::rows;
 use super::scratch::{self, MARGIN, Scratch, padded, row_stride};
 use super::softmax::{Place, SoftmaxGrad};
 use super::table::{RelativeGrad, TableSums, most_groups, with_sums};
-use super::tasks::{Queries, blocks, groups, sequences};
+use super::tasks::{Queries, Task, blocks, sequences, tasks};
 use super::vector::PAD;
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
@@ -77,16 +77,14 @@ pub fn backward<E: Element>(pool: &Pool, b: Backward<'_, E>) {
     let all = sequences(&shape);
     let longest = all.iter().map(|s| s.1).max().unwrap_or(0);
     let most = source.relative.map_or(usize::MAX, |r| most_groups(r, &shape, longest));
-    let groups = groups(&all, |s| (s.1, s.1), shape.heads, source.relative.is_some(), most);
+    let tasks = tasks(&all, |s| (s.1, s.1), shape.heads, source.relative.is_some(), most);
+    let groups = tasks.last().map_or(0, |t| t.group + 1);
     let sinks = Sinks { out: b.out, lse: b.lse, dout: b.dout, dqkv: SharedMut::new(b.dqkv) };
     let size = source.relative.map_or(0, |r| TableSums::group_len(r, &shape, longest));
-    with_sums(groups.len(), size, |buffer| {
-        let sums =
-            source.relative.map(|r| TableSums::new(r, (&shape, longest), b.drelative, groups.len(), buffer));
-        pool.run(groups.len() * shape.heads, |task| {
-            let (group, head) = (task / shape.heads, task % shape.heads);
-            let sequences = &all[groups[group].clone()];
-            scratch::with(|t| run_task(&source, &sinks, t, sequences, (group, head), sums.as_ref()));
+    with_sums(groups, size, |buffer| {
+        let sums = source.relative.map(|r| TableSums::new(r, (&shape, longest), b.drelative, groups, buffer));
+        pool.run(tasks.len(), |task| {
+            scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &all), sums.as_ref()));
         });
         if let Some(sums) = &sums {
             sums.finish(pool);
@@ -94,25 +92,43 @@ pub fn backward<E: Element>(pool: &Pool, b: Backward<'_, E>) {
     });
 }
 
-/// Some sequences of one head.
+/// Some sequences of some heads, of one with relative terms.
 fn run_task<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
     t: &mut Scratch,
-    sequences: &[(usize, usize)],
-    (group, head): (usize, usize),
+    (task, sequences): (&Task, &[(usize, usize)]),
     sums: Option<&TableSums<'_, E>>,
 ) {
-    let span = Span::of(sequences.iter().map(|s| s.1).max().unwrap_or(0));
+    let span = Span::of(sequences[task.units.clone()].iter().map(|s| s.1).max().unwrap_or(0));
     if let Some(r) = source.relative {
-        span.load(source.isa, t, r, (&source.shape, head), source.scale);
+        span.load(source.isa, t, r, (&source.shape, task.heads.start), source.scale);
         span.clear(t, r, source.shape.head_dim);
     }
-    for &sequence in sequences {
+    for ((sequence, head), next) in task.each(sequences) {
+        if let Some((next, head)) = next {
+            prefetch(source, sinks, next, head);
+        }
         differentiate(source, sinks, t, sequence, (head, span));
     }
     if let Some(sums) = sums {
-        sums.collect(t, span, (group, head), source.scale);
+        sums.collect(t, span, (task.group, task.heads.start), source.scale);
+    }
+}
+
+/// Asks for what a short sequence reads and writes.
+fn prefetch<E: Element>(
+    source: &Source<'_, E>,
+    sinks: &Sinks<'_, E>,
+    (first, n): (usize, usize),
+    head: usize,
+) {
+    for u in blocks((first, n)).take(1) {
+        source.prefetch(u, head);
+        if u.rows == n {
+            rows::prefetch(sinks.dout.as_ptr(), source.head(first, head), n);
+            rows::prefetch(sinks.out.as_ptr(), source.head(first, head), n);
+        }
     }
 }
 
@@ -191,7 +207,9 @@ fn score_gradient<E: Element>(
         columns: (source.shape.head_dim, stride),
     };
     dispatch(source.isa, step);
-    clear_margins(&mut t.scores, place, u.rows);
+    if source.relative.is_some() {
+        clear_margins(&mut t.scores, place, u.rows);
+    }
     place
 }
 

@@ -6,7 +6,7 @@ use super::relative::Span;
 use super::rows;
 use super::scratch::{self, Scratch, padded};
 use super::softmax::Softmax;
-use super::tasks::{Queries, blocks, groups, sequences};
+use super::tasks::{Queries, Task, blocks, sequences, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -46,30 +46,39 @@ pub fn forward<E: Element>(pool: &Pool, f: Forward<'_, E>) {
         dropout: f.dropout.as_ref(),
     };
     let units: Vec<Queries> = sequences(&shape).into_iter().flat_map(blocks).collect();
-    let groups = groups(&units, |u| (u.rows, u.n), shape.heads, source.relative.is_some(), usize::MAX);
+    let tasks = tasks(&units, |u| (u.rows, u.n), shape.heads, source.relative.is_some(), usize::MAX);
     let (out, lse) = (SharedMut::new(f.out), SharedMut::new(f.lse));
-    pool.run(groups.len() * shape.heads, |task| {
-        let (group, head) = (&units[groups[task / shape.heads].clone()], task % shape.heads);
-        let span = Span::of(group.iter().map(|u| u.n).max().unwrap_or(0));
-        scratch::with(|t| {
-            if let Some(r) = source.relative {
-                span.load(source.isa, t, r, (&shape, head), source.scale);
-            }
-            let mut loaded = None;
-            for u in group {
-                if loaded != Some(u.first) {
-                    load(&source, t, (u.first, u.n), head);
-                    loaded = Some(u.first);
-                }
-                let at = head * tokens + u.first + u.from;
-                // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
-                attend(&source, t, (span, *u, head), unsafe { lse.range(at..at + u.rows) });
-                let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
-                // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
-                unsafe { rows::store(source.isa, o, 1.0, &out, source.head(u.first + u.from, head)) };
-            }
-        });
-    });
+    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, t, (&tasks[task], &units), &out, &lse)));
+}
+
+fn run_task<E: Element>(
+    source: &Source<'_, E>,
+    t: &mut Scratch,
+    (task, units): (&Task, &[Queries]),
+    out: &SharedMut<'_, E>,
+    lse: &SharedMut<'_, f32>,
+) {
+    let span = Span::of(units[task.units.clone()].iter().map(|u| u.n).max().unwrap_or(0));
+    if let Some(r) = source.relative {
+        span.load(source.isa, t, r, (&source.shape, task.heads.start), source.scale);
+    }
+    let mut loaded = None;
+    for ((u, head), next) in task.each(units) {
+        if let Some((next, head)) = next {
+            source.prefetch(next, head);
+        }
+        if loaded != Some((u.first, head)) {
+            load(source, t, (u.first, u.n), head);
+            loaded = Some((u.first, head));
+        }
+        let token = u.first + u.from;
+        let at = head * source.shape.tokens() + token;
+        // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
+        attend(source, t, (span, u, head), unsafe { lse.range(at..at + u.rows) });
+        let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
+        // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
+        unsafe { rows::store(source.isa, o, 1.0, out, source.head(token, head)) };
+    }
 }
 
 /// Loads keys and values of a sequence.

@@ -54,11 +54,11 @@ pub(super) struct Band {
 }
 
 impl Band {
-    /// The inner indices that rows `from..to` need together.
+    /// The inner indices of a part that rows `from..to` need together.
     #[inline(always)]
-    fn of(self, from: usize, to: usize, depth: usize) -> (usize, usize) {
+    fn of(self, from: usize, to: usize, part: (usize, usize)) -> (usize, usize) {
         let (a, b) = (self.start + self.slope * from as isize, self.start + self.slope * (to as isize - 1));
-        let clamp = |x: isize| x.clamp(0, depth as isize) as usize;
+        let clamp = |x: isize| x.clamp(part.0 as isize, part.1 as isize) as usize;
         (clamp(a.min(b)), clamp(a.max(b) + self.width as isize))
     }
 }
@@ -91,44 +91,66 @@ impl Kernel for Product<'_> {
 /// # Safety
 /// The CPU has the instructions of `V`.
 #[inline(always)]
-unsafe fn product<V: Vector>(p: Product<'_>) {
+unsafe fn product<V: Vector>(mut p: Product<'_>) {
     let (rows, depth, cols) = p.size;
     if rows == 0 || cols == 0 {
         return;
     }
+    assert!(depth > 0, "a sum of nothing would leave the result as it is");
     assert!(cols % PAD == 0 && cols <= p.c_stride && cols <= p.b_stride, "columns are padded");
-    assert!(depth == 0 || (depth - 1) * p.b_stride + cols <= p.b.len(), "the right operand is too short");
+    assert!((depth - 1) * p.b_stride + cols <= p.b.len(), "the right operand is too short");
     assert!((rows - 1) * p.c_stride + cols <= p.c.len(), "the result is too short");
-    let tiles = rows.div_ceil(V::ROWS);
     let mut j = 0;
     while j < cols {
         let wide = j + 2 * V::LANES <= cols;
-        for t in 0..tiles {
-            // Equal tiles, rather than full ones and a rest too low to hide the latency of a sum.
-            let (from, to) = (t * rows / tiles, (t + 1) * rows / tiles);
-            let (first, last) = p.band.map_or((0, depth), |b| b.of(from, to, depth));
-            if first < last {
-                p.a.check([from, to - 1], [first, last - 1]);
-            }
-            let last = last.max(first);
-            // SAFETY: the tile's elements of A were checked just now, those of B and C above; `first` is at most
-            // depth, so the pointers stay inside or at the end of B and C. A's pointer is only read where checked.
-            unsafe {
-                let tile = Tile {
-                    a: p.a.data.as_ptr().wrapping_offset(p.a.at(from, first)),
-                    a_row: p.a.row,
-                    a_col: p.a.col,
-                    b: p.b.as_ptr().wrapping_add(first * p.b_stride + j),
-                    b_stride: p.b_stride,
-                    c: p.c.as_mut_ptr().add(from * p.c_stride + j),
-                    c_stride: p.c_stride,
-                    depth: last - first,
-                    add: p.add,
-                };
-                if wide { tile.rows::<V, 2>(to - from) } else { tile.rows::<V, 1>(to - from) }
-            }
+        // All rows meet a stretch of B that stays in L1 before the next stretch.
+        let mut k = 0;
+        while k < depth {
+            let part = (k, depth.min(k + STRETCH));
+            // SAFETY: the columns and this part of the inner dimension are inside of what was checked.
+            unsafe { if wide { columns::<V, 2>(&mut p, j, part) } else { columns::<V, 1>(&mut p, j, part) } };
+            k = part.1;
         }
         j += if wide { 2 * V::LANES } else { V::LANES };
+    }
+}
+
+/// Inner indices of a stretch: 128 rows of two registers take 16 KiB.
+const STRETCH: usize = 128;
+
+/// `N` registers of columns from `j` on, summed over a part of the inner dimension.
+///
+/// # Safety
+/// The CPU has the instructions of `V`; the columns and the part are inside of B and C.
+#[inline(always)]
+unsafe fn columns<V: Vector, const N: usize>(p: &mut Product<'_>, j: usize, part: (usize, usize)) {
+    let rows = p.size.0;
+    let tiles = rows.div_ceil(V::ROWS);
+    for t in 0..tiles {
+        // Equal tiles, rather than full ones and a rest too low to hide the latency of a sum.
+        let (from, to) = (t * rows / tiles, (t + 1) * rows / tiles);
+        let (first, last) = p.band.map_or(part, |b| b.of(from, to, part));
+        if first < last {
+            p.a.check([from, to - 1], [first, last - 1]);
+        } else if p.add || part.0 > 0 {
+            continue;
+        }
+        // SAFETY: the tile's elements of A were checked just now, those of B and C by the caller; `first` is at most
+        // depth, so the pointers stay inside or at the end of B and C. A's pointer is only read where checked.
+        unsafe {
+            let tile = Tile {
+                a: p.a.data.as_ptr().wrapping_offset(p.a.at(from, first)),
+                a_row: p.a.row,
+                a_col: p.a.col,
+                b: p.b.as_ptr().wrapping_add(first * p.b_stride + j),
+                b_stride: p.b_stride,
+                c: p.c.as_mut_ptr().add(from * p.c_stride + j),
+                c_stride: p.c_stride,
+                depth: last.saturating_sub(first),
+                add: p.add || part.0 > 0,
+            };
+            tile.rows::<V, N>(to - from);
+        }
     }
 }
 
@@ -177,13 +199,23 @@ impl Tile {
         unsafe {
             let mut acc = [[V::splat(0.0); N]; M];
             let (mut a, mut b) = (self.a, self.b);
+            // Multiples that address modes do not have. LLVM must not see how they are made: it would add the stride
+            // row by row, and those additions wait for each other longer than the arithmetic takes.
+            let [one, three, five, seven] = std::hint::black_box([1, 3, 5, 7].map(|x| x * self.a_row));
+            let offset = |r: usize| match r {
+                0 => 0,
+                1 | 2 | 4 => one * r as isize,
+                3 | 6 => three * (r as isize / 3),
+                5 => five,
+                _ => seven,
+            };
             for _ in 0..self.depth {
                 let mut right = [V::splat(0.0); N];
                 for (v, x) in right.iter_mut().enumerate() {
                     *x = V::load(b.add(v * V::LANES));
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
-                    let left = V::splat(*a.offset(r as isize * self.a_row));
+                    let left = V::splat(*a.wrapping_offset(offset(r)));
                     for (acc, &right) in acc.iter_mut().zip(&right) {
                         *acc = acc.fused(left, right);
                     }

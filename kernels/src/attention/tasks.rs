@@ -5,12 +5,32 @@ use std::ops::Range;
 use super::Shape;
 use super::scratch::BLOCK;
 
-/// Most tasks of a call, about: several for each core of a large socket.
-const TASKS: usize = 512;
-/// With relative terms every task lays out its head's relative rows, so there are fewer.
-const TASKS_RELATIVE: usize = 128;
+/// Tasks of a call, about: several for each core of a large socket.
+const TASKS: usize = 128;
 /// Fewest queries of a task: below, laying out relative rows (or waking a thread) costs more than the attention.
 const TASK_QUERIES: usize = 64;
+
+/// Some units (sequences or blocks of queries) and some heads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Task {
+    /// Which range of units this is.
+    pub(super) group: usize,
+    pub(super) units: Range<usize>,
+    pub(super) heads: Range<usize>,
+}
+
+impl Task {
+    /// Each unit and head, with the one that comes next.
+    pub(super) fn each<'t, U: Copy>(
+        &'t self,
+        units: &'t [U],
+    ) -> impl Iterator<Item = ((U, usize), Option<(U, usize)>)> + 't {
+        // All heads of a unit in turn, since they are neighbours in memory.
+        let pairs =
+            move || self.units.clone().flat_map(move |u| self.heads.clone().map(move |h| (units[u], h)));
+        pairs().zip(pairs().skip(1).map(Some).chain([None]))
+    }
+}
 
 /// A block of queries of one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,29 +57,44 @@ pub(super) fn sequences(shape: &Shape<'_>) -> Vec<(usize, usize)> {
     (0..shape.rows()).map(|r| shape.row(r)).filter(|&(_, n)| n > 0).collect()
 }
 
-/// Cuts units into ranges of about equal cost, as many as `heads` tasks each make a call's number of tasks; at most
-/// `most`.
-pub(super) fn groups<T>(
-    units: &[T],
-    queries_and_keys: impl Fn(&T) -> (usize, usize),
+/// Cuts units, with (queries, keys) each, into at most `most` ranges of about equal cost, and those by heads.
+///
+/// With relative terms a task has one head, whose relative rows it lays out.
+pub(super) fn tasks<U>(
+    units: &[U],
+    size: impl Fn(&U) -> (usize, usize),
     heads: usize,
     relative: bool,
     most: usize,
-) -> Vec<Range<usize>> {
-    let tasks = if relative { TASKS_RELATIVE } else { TASKS };
+) -> Vec<Task> {
+    let queries: usize = units.iter().map(|u| size(u).0).sum();
+    let wanted = if relative { TASKS.div_ceil(heads) } else { TASKS };
+    let count = wanted.min(queries / TASK_QUERIES).min(units.len()).min(most).max(1);
+    let heads_each = if relative { 1 } else { (count * heads / TASKS).clamp(1, heads) };
+    let groups = groups(units, size, count);
+    let mut all = Vec::with_capacity(groups.len() * heads.div_ceil(heads_each));
+    for (group, units) in groups.into_iter().enumerate() {
+        for from in (0..heads).step_by(heads_each) {
+            let heads = from..heads.min(from + heads_each);
+            all.push(Task { group, units: units.clone(), heads });
+        }
+    }
+    all
+}
+
+/// Cuts units into at most `count` ranges of about equal cost.
+fn groups<U>(units: &[U], size: impl Fn(&U) -> (usize, usize), count: usize) -> Vec<Range<usize>> {
     // What does not grow with the keys (loading, storing) weighs as much as some tens of them.
-    let cost = |u: &T| {
-        let (queries, keys) = queries_and_keys(u);
+    let cost = |u: &U| {
+        let (queries, keys) = size(u);
         queries * (keys + 32)
     };
-    let queries: usize = units.iter().map(|u| queries_and_keys(u).0).sum();
     let total: usize = units.iter().map(cost).sum();
-    let wanted = tasks.div_ceil(heads).min(queries / TASK_QUERIES).min(units.len()).min(most).max(1);
-    let (mut all, mut from, mut done) = (Vec::with_capacity(wanted), 0, 0);
+    let (mut all, mut from, mut done) = (Vec::with_capacity(count), 0, 0);
     for (i, unit) in units.iter().enumerate() {
         done += cost(unit);
         // A unit that covers several shares closes one range: none is empty.
-        if done * wanted >= total * (all.len() + 1) {
+        if done * count >= total * (all.len() + 1) {
             all.push(from..i + 1);
             from = i + 1;
         }
@@ -87,21 +122,33 @@ mod tests {
     }
 
     #[test]
-    fn groups_cover_each_unit_once_and_are_balanced() {
+    fn tasks_cover_each_unit_and_head_once() {
         for (units, heads) in [(1, 1), (3, 12), (100, 12), (1000, 16), (40, 500)] {
             let lengths: Vec<usize> = (0..units).map(|i| 7 + (i * 31) % 49).collect();
             for relative in [false, true] {
-                let all = groups(&lengths, |&n| (n, n), heads, relative, usize::MAX);
-                assert!(!all.is_empty() && all.len() * heads < TASKS.max(heads) + heads);
+                let all = tasks(&lengths, |&n| (n, n), heads, relative, usize::MAX);
+                assert!(all.len() < 2 * TASKS.max(heads));
                 let mut next = 0;
-                for r in &all {
-                    assert!(r.start == next && r.end > r.start);
-                    next = r.end;
+                for units in all.iter().filter(|t| t.heads.start == 0).map(|t| &t.units) {
+                    assert!(units.start == next && units.end > units.start);
+                    next = units.end;
                 }
                 assert_eq!(next, units);
+                let pairs: usize = all.iter().map(|t| t.units.len() * t.heads.len()).sum();
+                assert_eq!(pairs, units * heads);
+                assert!(!relative || all.iter().all(|t| t.heads.len() == 1));
             }
         }
-        assert!(groups(&[0_usize; 0], |&n| (n, n), 3, true, 9).is_empty());
-        assert_eq!(groups(&[512, 512, 512], |&n| (n, n), 1, true, 2).len(), 2);
+        assert!(tasks(&[0_usize; 0], |&n| (n, n), 3, true, 9).is_empty());
+        assert_eq!(tasks(&[512, 512, 512], |&n| (n, n), 1, true, 2).len(), 2);
+    }
+
+    #[test]
+    fn a_task_says_what_comes_next() {
+        let task = Task { group: 0, units: 1..3, heads: 4..6 };
+        let all: Vec<_> = task.each(&['a', 'b', 'c']).collect();
+        assert_eq!(all[0], (('b', 4), Some(('b', 5))));
+        assert_eq!(all[1], (('b', 5), Some(('c', 4))));
+        assert_eq!(all[3], (('c', 5), None));
     }
 }
