@@ -1,5 +1,5 @@
 //! Prints the time of attention per (sequence, head): `cargo run --release -p muster-kernels --example attention
-//! [isa] [length]`. One thread, its own CPU time, the best of many rounds.
+//! [isa] [length] [plain|deberta]`. One thread, its own CPU time, the best of many rounds.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a table for people; a failure ends it")]
 
 use std::time::Instant;
@@ -86,12 +86,16 @@ fn main() {
     let isa = std::env::args().nth(1).map_or(isa::selected(), |a| isa::parse_cap(&a).unwrap());
     let pool = Pool::with_isa(1, isa).unwrap();
     let lengths = std::env::args().nth(2).map_or(vec![16, 32, 128, 512], |a| vec![a.parse().unwrap()]);
-    for relative in [false, true] {
+    let kind = std::env::args().nth(3);
+    let wanted = |name| kind.as_deref().is_none_or(|k| k == name);
+    for relative in [false, true].into_iter().filter(|&r| wanted(if r { "deberta" } else { "plain" })) {
         for head_dim in [32, 64] {
             for n in lengths.iter().copied() {
                 measure::<f32>(&pool, n, head_dim, relative);
             }
         }
     }
-    measure::<bf16>(&pool, 32, 64, true);
+    if kind.is_none() {
+        measure::<bf16>(&pool, 32, 64, true);
+    }
 }

@@ -6,7 +6,7 @@
 use super::block::{Part, Source};
 use super::product::{Band, Product, View};
 use super::relative::Span;
-use super::rows;
+use super::rows::{self, Spot};
 use super::scratch::{self, MARGIN, Scratch, padded, row_stride};
 use super::softmax::{Place, SoftmaxGrad};
 use super::table::{RelativeGrad, TableSums, most_groups, with_sums};
@@ -48,6 +48,7 @@ struct Sinks<'a, E> {
     lse: &'a [f32],
     dout: &'a [E],
     dqkv: SharedMut<'a, E>,
+    dqkv_spot: Spot,
 }
 
 /// A block of queries of a head, and the relative rows laid out for it.
@@ -79,7 +80,13 @@ pub fn backward<E: Element>(pool: &Pool, b: Backward<'_, E>) {
     let most = source.relative.map_or(usize::MAX, |r| most_groups(r, &shape, longest));
     let tasks = tasks(&all, |s| (s.1, s.1), shape.heads, source.relative.is_some(), most);
     let groups = tasks.last().map_or(0, |t| t.group + 1);
-    let sinks = Sinks { out: b.out, lse: b.lse, dout: b.dout, dqkv: SharedMut::new(b.dqkv) };
+    let sinks = Sinks {
+        out: b.out,
+        lse: b.lse,
+        dout: b.dout,
+        dqkv_spot: Spot::of(b.dqkv),
+        dqkv: SharedMut::new(b.dqkv),
+    };
     let size = source.relative.map_or(0, |r| TableSums::group_len(r, &shape, longest));
     with_sums(groups, size, |buffer| {
         let sums = source.relative.map(|r| TableSums::new(r, (&shape, longest), b.drelative, groups, buffer));
@@ -116,19 +123,18 @@ fn run_task<E: Element>(
     }
 }
 
-/// Asks for what a short sequence reads and writes.
+/// Asks for what a short sequence reads and writes. (A long one hides what it waits for.)
 fn prefetch<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
     (first, n): (usize, usize),
     head: usize,
 ) {
-    for u in blocks((first, n)).take(1) {
-        source.prefetch(u, head);
-        if u.rows == n {
-            rows::prefetch(sinks.dout.as_ptr(), source.head(first, head), n);
-            rows::prefetch(sinks.out.as_ptr(), source.head(first, head), n);
-        }
+    if n <= scratch::BLOCK {
+        source.prefetch_parts(Spot::of(source.qkv), (first, n), head);
+        source.prefetch_parts(sinks.dqkv_spot, (first, n), head);
+        Spot::of(sinks.dout).prefetch::<E>(source.head(first, head), n);
+        Spot::of(sinks.out).prefetch::<E>(source.head(first, head), n);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::product::{Product, View};
 use super::relative::{AddContentToPosition, AddPositionToContent, Span, Window};
-use super::rows::{self, Block, Load, Transpose};
-use super::scratch::{BLOCK, MARGIN, Scratch, padded, row_stride, score_stride, strip_len};
+use super::rows::{Block, Load, Spot, Transpose};
+use super::scratch::{MARGIN, Scratch, padded, row_stride, score_stride, strip_len};
 use super::softmax::{Masks, Place};
 use super::tasks::Queries;
 use super::vector::PAD;
@@ -52,12 +52,10 @@ impl<'a, E: Element> Source<'a, E> {
         Masks { dropout: self.dropout.filter(|d| d.rate > 0.0), first_token, head }
     }
 
-    /// Asks for the queries, keys and values of a short sequence. (A long one hides what it waits for.)
-    pub(super) fn prefetch(&self, u: Queries, head: usize) {
-        if u.n <= BLOCK {
-            for part in [Part::Keys, Part::Queries, Part::Values] {
-                rows::prefetch(self.qkv.as_ptr(), self.part(part, u.first, head), u.n);
-            }
+    /// Asks for the columns of a head in the rows of a sequence, in a matrix (T, 3 H).
+    pub(super) fn prefetch_parts(&self, matrix: Spot, (first, n): (usize, usize), head: usize) {
+        for part in [Part::Keys, Part::Queries, Part::Values] {
+            matrix.prefetch::<E>(self.part(part, first, head), n);
         }
     }
 

@@ -3,7 +3,7 @@
 use super::block::{Part, Source};
 use super::product::{Product, View};
 use super::relative::Span;
-use super::rows;
+use super::rows::{self, Spot};
 use super::scratch::{self, Scratch, padded};
 use super::softmax::Softmax;
 use super::tasks::{Queries, Task, blocks, sequences, tasks};
@@ -47,16 +47,23 @@ pub fn forward<E: Element>(pool: &Pool, f: Forward<'_, E>) {
     };
     let units: Vec<Queries> = sequences(&shape).into_iter().flat_map(blocks).collect();
     let tasks = tasks(&units, |u| (u.rows, u.n), shape.heads, source.relative.is_some(), usize::MAX);
-    let (out, lse) = (SharedMut::new(f.out), SharedMut::new(f.lse));
-    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, t, (&tasks[task], &units), &out, &lse)));
+    let sinks = Sinks { out_spot: Spot::of(f.out), out: SharedMut::new(f.out), lse: SharedMut::new(f.lse) };
+    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &units))));
 }
 
+/// What a task writes.
+struct Sinks<'a, E> {
+    out: SharedMut<'a, E>,
+    out_spot: Spot,
+    lse: SharedMut<'a, f32>,
+}
+
+/// Some blocks of some heads, of one with relative terms.
 fn run_task<E: Element>(
     source: &Source<'_, E>,
+    sinks: &Sinks<'_, E>,
     t: &mut Scratch,
     (task, units): (&Task, &[Queries]),
-    out: &SharedMut<'_, E>,
-    lse: &SharedMut<'_, f32>,
 ) {
     let span = Span::of(units[task.units.clone()].iter().map(|u| u.n).max().unwrap_or(0));
     if let Some(r) = source.relative {
@@ -65,7 +72,11 @@ fn run_task<E: Element>(
     let mut loaded = None;
     for ((u, head), next) in task.each(units) {
         if let Some((next, head)) = next {
-            source.prefetch(next, head);
+            // (A long sequence hides what it waits for.)
+            if next.n <= scratch::BLOCK {
+                source.prefetch_parts(Spot::of(source.qkv), (next.first, next.n), head);
+                sinks.out_spot.prefetch::<E>(source.head(next.first, head), next.n);
+            }
         }
         if loaded != Some((u.first, head)) {
             load(source, t, (u.first, u.n), head);
@@ -74,10 +85,10 @@ fn run_task<E: Element>(
         let token = u.first + u.from;
         let at = head * source.shape.tokens() + token;
         // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
-        attend(source, t, (span, u, head), unsafe { lse.range(at..at + u.rows) });
+        attend(source, t, (span, u, head), unsafe { sinks.lse.range(at..at + u.rows) });
         let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
         // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
-        unsafe { rows::store(source.isa, o, 1.0, out, source.head(token, head)) };
+        unsafe { rows::store(source.isa, o, 1.0, &sinks.out, source.head(token, head)) };
     }
 }
 

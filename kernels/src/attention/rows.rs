@@ -22,23 +22,31 @@ impl Block {
     }
 }
 
-/// Asks for rows that will soon be read or written. A head's rows are short and far apart, which no hardware prefetch
-/// follows; on short sequences waiting for them would take longer than the arithmetic.
-pub(super) fn prefetch<E>(data: *const E, block: Block, rows: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for r in 0..rows {
-        let row = block.row(r);
-        for at in row.step_by(64 / size_of::<E>()) {
-            // SAFETY: a prefetch is a hint, valid for any address.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(
-                    data.wrapping_add(at).cast(),
-                );
+/// Where a tensor starts: an address for hints, not for access.
+#[derive(Clone, Copy)]
+pub(super) struct Spot(usize);
+
+impl Spot {
+    pub(super) fn of<E>(data: &[E]) -> Self {
+        Self(data.as_ptr() as usize)
+    }
+
+    /// Asks for rows that will soon be read or written. A head's rows are short and far apart, which no hardware
+    /// prefetch follows; on short sequences waiting for them would take longer than the arithmetic.
+    pub(super) fn prefetch<E>(self, block: Block, rows: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for r in 0..rows {
+            let row = block.row(r);
+            for at in row.step_by(64 / size_of::<E>()) {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                let line = std::ptr::without_provenance(self.0 + at * size_of::<E>());
+                // SAFETY: a prefetch is a hint, valid for any address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
             }
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (block, rows);
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, block, rows);
 }
 
 /// Copies rows of a block, times a factor, to f32 rows of `stride` elements. One dispatch per tile, not per row: rows

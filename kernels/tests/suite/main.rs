@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "helpers of tests stand outside of test functions")]
 
 mod attention;
+mod attention_blocks;
 mod common;
 mod conv_embedding;
 mod dropout;
