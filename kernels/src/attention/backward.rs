@@ -3,7 +3,7 @@
 //! A task owns the gradients of its sequences. Those of the relative rows are sums over all sequences: each task
 //! leaves its own sum, over the slots in use, and these are added in the order of the tasks.
 
-use super::block::{Part, Source};
+use super::block::{Part, Source, Unit};
 use super::product::{Band, Product, View};
 use super::relative::Span;
 use super::rows::{self, Spot};
@@ -49,14 +49,6 @@ struct Sinks<'a, E> {
     dout: &'a [E],
     dqkv: SharedMut<'a, E>,
     dqkv_spot: Spot,
-}
-
-/// A block of queries of a head, and the relative rows laid out for it.
-#[derive(Clone, Copy)]
-struct Unit {
-    queries: Queries,
-    head: usize,
-    span: Span,
 }
 
 /// Sets dqkv and adds to the gradients of the relative tables.
@@ -109,17 +101,21 @@ fn run_task<E: Element>(
 ) {
     let span = Span::of(sequences[task.units.clone()].iter().map(|s| s.1).max().unwrap_or(0));
     if let Some(r) = source.relative {
-        span.load(source.isa, t, r, (&source.shape, task.heads.start), source.scale);
-        span.clear(t, r, source.shape.head_dim);
+        for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
+            span.load(source.isa, table, r, (&source.shape, head), source.scale);
+            span.clear(table, r, source.shape.head_dim);
+        }
     }
     for ((sequence, head), next) in task.each(sequences) {
         if let Some((next, head)) = next {
             prefetch(source, sinks, next, head);
         }
-        differentiate(source, sinks, t, sequence, (head, span));
+        differentiate(source, sinks, t, sequence, (head, head - task.heads.start, span));
     }
     if let Some(sums) = sums {
-        sums.collect(t, span, (task.group, task.heads.start), source.scale);
+        for (table, head) in t.tables.iter().zip(task.heads.clone()) {
+            sums.collect(table, span, (task.group, head), source.scale);
+        }
     }
 }
 
@@ -144,7 +140,7 @@ fn differentiate<E: Element>(
     sinks: &Sinks<'_, E>,
     t: &mut Scratch,
     (first, n): (usize, usize),
-    (head, span): (usize, Span),
+    (head, table, span): (usize, usize, Span),
 ) {
     let stride = source.stride();
     source.load_keys(t, (first, n), head);
@@ -152,7 +148,7 @@ fn differentiate<E: Element>(
     source.load(source.qkv, source.part(Part::Values, first, head), (n, 1.0), v);
     source.transpose(v, n, t.vt.sized(stride * row_stride(n)));
     for queries in blocks((first, n)) {
-        let unit = Unit { queries, head, span };
+        let unit = Unit { queries, head, span, table };
         let place = score_gradient(source, sinks, t, unit);
         content_gradients(source, t, queries, place);
         if let Some(r) = source.relative {
@@ -182,8 +178,8 @@ fn score_gradient<E: Element>(
     t: &mut Scratch,
     unit: Unit,
 ) -> Place {
-    let Unit { queries: u, head, span } = unit;
-    let place = source.scores(t, span, u, head);
+    let Unit { queries: u, head, .. } = unit;
+    let place = source.scores(t, unit);
     let (stride, token) = (source.stride(), u.first + u.from);
     let dout = t.dout.sized(u.rows * stride);
     source.load(sinks.dout, source.head(token, head), (u.rows, 1.0), dout);
@@ -268,7 +264,7 @@ fn content_to_position<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit
     let product = Product {
         a: skewed,
         band: Some(Band { start: 0, slope: 1, width: n }),
-        b: &t.kr.all()[at..],
+        b: &t.tables[unit.table].kr.all()[at..],
         b_stride: stride,
         c: t.dq.sized(rows * stride),
         c_stride: stride,
@@ -281,7 +277,7 @@ fn content_to_position<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit
         band: Some(Band { start: 1 - n as isize, slope: 1, width: n }),
         b: t.q.all(),
         b_stride: stride,
-        c: &mut t.dkr.sized(unit.span.rows() * stride)[at..],
+        c: &mut t.tables[unit.table].dkr.sized(unit.span.rows() * stride)[at..],
         c_stride: stride,
         size: (distances, rows, stride),
         add: true,
@@ -302,7 +298,7 @@ fn position_to_content<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit
     let product = Product {
         a: skewed,
         band,
-        b: &t.qr.all()[at..],
+        b: &t.tables[unit.table].qr.all()[at..],
         b_stride: stride,
         c: t.dk.sized(n * stride),
         c_stride: stride,
@@ -315,7 +311,7 @@ fn position_to_content<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit
         band,
         b: t.k.all(),
         b_stride: stride,
-        c: &mut t.dqr.sized(unit.span.rows() * stride)[at..],
+        c: &mut t.tables[unit.table].dqr.sized(unit.span.rows() * stride)[at..],
         c_stride: stride,
         size: (distances, n, stride),
         add: true,

@@ -22,6 +22,16 @@ pub(super) struct Source<'a, E> {
     pub(super) dropout: Option<&'a Dropout<'a>>,
 }
 
+/// A block of queries of a head, and the relative rows laid out for it.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub(super) queries: Queries,
+    pub(super) head: usize,
+    pub(super) span: Span,
+    /// Index in [`Scratch::tables`].
+    pub(super) table: usize,
+}
+
 /// A column block of qkv.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
@@ -81,7 +91,8 @@ impl<'a, E: Element> Source<'a, E> {
     }
 
     /// Fills the scores of a block whose keys are loaded, and says where they are.
-    pub(super) fn scores(&self, t: &mut Scratch, span: Span, u: Queries, head: usize) -> Place {
+    pub(super) fn scores(&self, t: &mut Scratch, unit: Unit) -> Place {
+        let Unit { queries: u, head, span, table } = unit;
         let (stride, n, d) = (score_stride(u.n), u.n, self.shape.head_dim);
         let q = t.q.sized(u.rows * self.stride());
         let block = self.part(Part::Queries, u.first + u.from, head);
@@ -103,11 +114,11 @@ impl<'a, E: Element> Source<'a, E> {
         let window = Window { span, from: u.from, rows: u.rows, n, d };
         let strip = t.strip.sized(strip_len(n));
         if self.relative.is_some_and(|r| r.terms.c2p()) {
-            let (krt, strip, scores) = (t.krt.all(), &mut *strip, &mut *scores);
+            let (krt, strip, scores) = (t.tables[table].krt.all(), &mut *strip, &mut *scores);
             dispatch(self.isa, AddContentToPosition { window, q, krt, strip, scores, stride });
         }
         if self.relative.is_some_and(|r| r.terms.p2c()) {
-            let qr = t.qr.all();
+            let qr = t.tables[table].qr.all();
             dispatch(self.isa, AddPositionToContent { window, qr, kt, kt_stride, strip, scores, stride });
         }
         place

@@ -1,6 +1,6 @@
 //! Forward pass: a task is a head and some blocks of queries.
 
-use super::block::{Part, Source};
+use super::block::{Part, Source, Unit};
 use super::product::{Product, View};
 use super::relative::Span;
 use super::rows::{self, Spot};
@@ -67,7 +67,9 @@ fn run_task<E: Element>(
 ) {
     let span = Span::of(units[task.units.clone()].iter().map(|u| u.n).max().unwrap_or(0));
     if let Some(r) = source.relative {
-        span.load(source.isa, t, r, (&source.shape, task.heads.start), source.scale);
+        for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
+            span.load(source.isa, table, r, (&source.shape, head), source.scale);
+        }
     }
     let mut loaded = None;
     for ((u, head), next) in task.each(units) {
@@ -84,8 +86,9 @@ fn run_task<E: Element>(
         }
         let token = u.first + u.from;
         let at = head * source.shape.tokens() + token;
+        let unit = Unit { queries: u, head, span, table: head - task.heads.start };
         // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
-        attend(source, t, (span, u, head), unsafe { sinks.lse.range(at..at + u.rows) });
+        attend(source, t, unit, unsafe { sinks.lse.range(at..at + u.rows) });
         let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
         // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
         unsafe { rows::store(source.isa, o, 1.0, &sinks.out, source.head(token, head)) };
@@ -100,14 +103,9 @@ fn load<E: Element>(source: &Source<'_, E>, t: &mut Scratch, (first, n): (usize,
 }
 
 /// Leaves the output of a block of queries in `t.o`.
-fn attend<E: Element>(
-    source: &Source<'_, E>,
-    t: &mut Scratch,
-    (span, u, head): (Span, Queries, usize),
-    lse: &mut [f32],
-) {
-    let place = source.scores(t, span, u, head);
-    let masks = source.masks(u.first + u.from, head);
+fn attend<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, lse: &mut [f32]) {
+    let (u, place) = (unit.queries, source.scores(t, unit));
+    let masks = source.masks(u.first + u.from, unit.head);
     let scores = t.scores.sized((u.rows + 2 * scratch::MARGIN) * place.stride);
     dispatch(source.isa, Softmax { scores: &mut *scores, place, masks, lse });
     let stride = source.stride();

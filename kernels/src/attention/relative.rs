@@ -8,7 +8,7 @@
 
 use super::product::Tile;
 use super::rows::{Block, Load, Transpose};
-use super::scratch::{Scratch, padded, row_stride};
+use super::scratch::{Table, padded, row_stride};
 use super::vector::{PAD, Vector, with_vector};
 use super::{Relative, Shape};
 use crate::element::Element;
@@ -59,7 +59,7 @@ impl Span {
     pub(super) fn load<E: Element>(
         self,
         isa: Isa,
-        t: &mut Scratch,
+        t: &mut Table,
         r: &Relative<'_, E>,
         (shape, head): (&Shape<'_>, usize),
         scale: f32,
@@ -89,7 +89,7 @@ impl Span {
     }
 
     /// Clears the gradients by distance.
-    pub(super) fn clear<E>(self, t: &mut Scratch, r: &Relative<'_, E>, d: usize) {
+    pub(super) fn clear<E>(self, t: &mut Table, r: &Relative<'_, E>, d: usize) {
         let len = self.rows() * padded(d);
         if r.terms.c2p() {
             t.dkr.sized(len).fill(0.0);

@@ -9,6 +9,10 @@ use super::vector::PAD;
 /// Queries of a block: scores of a block against all keys of 512 tokens stay in L2.
 pub(super) const BLOCK: usize = 64;
 
+/// Most heads of a task with relative terms whose sequences fit into one block: their columns are neighbours in memory,
+/// and reading 128 bytes of a row at a time would leave most of the memory's speed unused.
+pub(super) const HEADS: usize = 4;
+
 /// Zeros that a gradient of scores has on every side, for products over bands; at least the rows of a register tile.
 pub(super) const MARGIN: usize = 8;
 
@@ -77,10 +81,19 @@ pub(super) struct Scratch {
     pub(super) dp: Buffer,
     /// Relative terms of a few rows or columns of a block.
     pub(super) strip: Buffer,
-    /// Relative rows by distance, see [`super::relative::Span`].
+    /// One for each head of a task.
+    pub(super) tables: [Table; HEADS],
+}
+
+/// Relative rows of a head by distance, see [`super::relative::Span`].
+#[derive(Default)]
+pub(super) struct Table {
+    /// Kr, and transposed with distances running downwards.
     pub(super) kr: Buffer,
     pub(super) krt: Buffer,
+    /// Qr, scaled.
     pub(super) qr: Buffer,
+    /// Gradients.
     pub(super) dkr: Buffer,
     pub(super) dqr: Buffer,
 }
@@ -104,7 +117,8 @@ pub fn scratch_bytes(longest: usize, head_dim: usize) -> usize {
     let scores = (2 * BLOCK + 2 * MARGIN) * score_stride(longest) + strip_len(longest);
     let span = super::relative::Span::of(longest);
     let relative = 4 * span.rows() * d + d * span.stride();
-    (block + sequence + scores + relative) * size_of::<f32>()
+    let heads = if longest <= BLOCK { HEADS } else { 1 };
+    (block + sequence + scores + relative * heads) * size_of::<f32>()
 }
 
 /// Elements of [`Scratch::strip`]: a tile of rows against all slots, or a block against the slots of a few keys.

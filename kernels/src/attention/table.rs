@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use super::relative::Span;
-use super::scratch::Scratch;
+use super::scratch::Table;
 use super::{Relative, Shape};
 use crate::pool::{Pool, SharedMut};
 
@@ -127,7 +127,7 @@ impl<'a, E: Sync> TableSums<'a, E> {
     }
 
     /// Takes the gradients by distance of a task, which calls this once.
-    pub(super) fn collect(&self, t: &Scratch, span: Span, (group, head): (usize, usize), scale: f32) {
+    pub(super) fn collect(&self, t: &Table, span: Span, (group, head): (usize, usize), scale: f32) {
         let d = self.sizes.head_dim;
         for (table, gradient, factor) in [(0, &t.dkr, 1.0), (1, &t.dqr, scale)] {
             if !self.has(table) {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Shape;
-use super::scratch::BLOCK;
+use super::scratch::{BLOCK, HEADS};
 
 /// Tasks of a call, about: several for each core of a large socket.
 const TASKS: usize = 128;
@@ -59,7 +59,7 @@ pub(super) fn sequences(shape: &Shape<'_>) -> Vec<(usize, usize)> {
 
 /// Cuts units, with (queries, keys) each, into at most `most` ranges of about equal cost, and those by heads.
 ///
-/// With relative terms a task has one head, whose relative rows it lays out.
+/// With relative terms a task lays out the relative rows of its heads: few heads, and one where they are long.
 pub(super) fn tasks<U>(
     units: &[U],
     size: impl Fn(&U) -> (usize, usize),
@@ -68,9 +68,18 @@ pub(super) fn tasks<U>(
     most: usize,
 ) -> Vec<Task> {
     let queries: usize = units.iter().map(|u| size(u).0).sum();
-    let wanted = if relative { TASKS.div_ceil(heads) } else { TASKS };
+    let short = units.iter().all(|u| size(u).1 <= BLOCK);
+    let wanted = match (relative, short) {
+        (false, _) => TASKS,
+        (true, false) => TASKS.div_ceil(heads),
+        (true, true) => TASKS.div_ceil(heads.div_ceil(HEADS)),
+    };
     let count = wanted.min(queries / TASK_QUERIES).min(units.len()).min(most).max(1);
-    let heads_each = if relative { 1 } else { (count * heads / TASKS).clamp(1, heads) };
+    let heads_each = match (relative, short) {
+        (false, _) => (count * heads / TASKS).clamp(1, heads),
+        (true, false) => 1,
+        (true, true) => HEADS,
+    };
     let groups = groups(units, size, count);
     let mut all = Vec::with_capacity(groups.len() * heads.div_ceil(heads_each));
     for (group, units) in groups.into_iter().enumerate() {
@@ -136,7 +145,7 @@ mod tests {
                 assert_eq!(next, units);
                 let pairs: usize = all.iter().map(|t| t.units.len() * t.heads.len()).sum();
                 assert_eq!(pairs, units * heads);
-                assert!(!relative || all.iter().all(|t| t.heads.len() == 1));
+                assert!(!relative || all.iter().all(|t| t.heads.len() <= HEADS));
             }
         }
         assert!(tasks(&[0_usize; 0], |&n| (n, n), 3, true, 9).is_empty());
