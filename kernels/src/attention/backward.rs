@@ -1,16 +1,20 @@
-//! Backward pass: probabilities are recomputed from the log-sum-exp.
+//! Backward pass: probabilities are recomputed from the log-sum-exp. A task is a head and some sequences.
 //!
-//! Plain attention has one task per (sequence, head). With relative terms there is one task per head, which owns the
-//! head's columns of the table gradients and walks the sequences in order: deterministic without atomics.
+//! A task owns the gradients of its sequences. Those of the relative rows are sums over all sequences: each task
+//! leaves its own sum, over the slots in use, and these are added in the order of the tasks.
 
-use super::forward::{Scores, Source, plans};
-use super::relative::{Plan, ScatterColumns, ScatterRows, clear_outside};
-use super::softmax::SoftmaxGrad;
-use super::tile::{self, Block, Tiles};
+use super::block::{Part, Source, Unit};
+use super::product::{Band, Product, View};
+use super::relative::Span;
+use super::rows::{self, Spot};
+use super::scratch::{self, MARGIN, Scratch, padded, row_stride};
+use super::softmax::{Place, SoftmaxGrad};
+use super::table::{RelativeGrad, TableSums, most_groups, with_sums};
+use super::tasks::{Queries, Task, blocks, sequences, tasks};
+use super::vector::PAD;
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
-use crate::gemm::{Mat, MatMut, Store, Write, sized, tile as product};
 use crate::isa::dispatch;
 use crate::pool::{Pool, SharedMut};
 
@@ -38,22 +42,13 @@ pub struct Backward<'a, E> {
     pub drelative: Option<RelativeGrad<'a>>,
 }
 
-/// Gradients of the relative tables, in f32, rows H apart. A table whose term is absent may be empty.
-pub struct RelativeGrad<'a> {
-    /// Gradient of `Relative::keys` (P, H).
-    pub keys: &'a mut [f32],
-    /// Gradient of `Relative::queries` (P, H).
-    pub queries: &'a mut [f32],
-}
-
-/// The outputs that tasks share by columns.
+/// What a task reads beside the source, and writes.
 struct Sinks<'a, E> {
     out: &'a [E],
     lse: &'a [f32],
     dout: &'a [E],
     dqkv: SharedMut<'a, E>,
-    keys: SharedMut<'a, f32>,
-    queries: SharedMut<'a, f32>,
+    dqkv_spot: Spot,
 }
 
 /// Sets dqkv and adds to the gradients of the relative tables.
@@ -64,46 +59,78 @@ pub fn backward<E: Element>(pool: &Pool, b: Backward<'_, E>) {
     assert_eq!(b.out.len(), tokens * hidden, "out must be (T, H) = ({tokens}, {hidden})");
     assert_eq!(b.dout.len(), tokens * hidden, "dout must be (T, H) = ({tokens}, {hidden})");
     assert_eq!(b.lse.len(), shape.heads * tokens, "lse must be (heads, T) = ({}, {tokens})", shape.heads);
-    let (keys, queries): (&mut [f32], &mut [f32]) = match b.drelative {
-        Some(g) => (g.keys, g.queries),
-        None => (&mut [], &mut []),
-    };
-    check_tables(b.relative.as_ref(), hidden, keys.len(), queries.len());
-    let plans = plans(&shape, b.relative.as_ref());
     let source = Source {
-        pool,
+        isa: pool.isa(),
         shape,
         qkv: b.qkv,
         relative: b.relative.as_ref(),
         scale: b.scale,
         dropout: b.dropout.as_ref(),
     };
+    let all = sequences(&shape);
+    let longest = all.iter().map(|s| s.1).max().unwrap_or(0);
+    let most = source.relative.map_or(usize::MAX, |r| most_groups(r, &shape, longest));
+    let tasks = tasks(&all, |s| (s.1, s.1), shape.heads, source.relative.is_some(), most);
+    let groups = tasks.last().map_or(0, |t| t.group + 1);
     let sinks = Sinks {
         out: b.out,
         lse: b.lse,
         dout: b.dout,
+        dqkv_spot: Spot::of(b.dqkv),
         dqkv: SharedMut::new(b.dqkv),
-        keys: SharedMut::new(keys),
-        queries: SharedMut::new(queries),
     };
-    let one = |row: usize, head: usize| {
-        let at = shape.row(row);
-        if at.1 > 0 {
-            tile::with(|t| differentiate(&source, &sinks, t, plans[at.1].as_ref(), at, head));
+    let size = source.relative.map_or(0, |r| TableSums::group_len(r, &shape, longest));
+    with_sums(groups, size, |buffer| {
+        let sums = source.relative.map(|r| TableSums::new(r, (&shape, longest), b.drelative, groups, buffer));
+        pool.run(tasks.len(), |task| {
+            scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &all), sums.as_ref()));
+        });
+        if let Some(sums) = &sums {
+            sums.finish(pool);
         }
-    };
-    if source.relative.is_some() {
-        pool.run(shape.heads, |head| (0..shape.rows()).for_each(|row| one(row, head)));
-    } else {
-        pool.run(shape.rows() * shape.heads, |task| one(task / shape.heads, task % shape.heads));
+    });
+}
+
+/// Some sequences of some heads, of one with relative terms.
+fn run_task<E: Element>(
+    source: &Source<'_, E>,
+    sinks: &Sinks<'_, E>,
+    t: &mut Scratch,
+    (task, sequences): (&Task, &[(usize, usize)]),
+    sums: Option<&TableSums<'_, E>>,
+) {
+    let span = Span::of(sequences[task.units.clone()].iter().map(|s| s.1).max().unwrap_or(0));
+    if let Some(r) = source.relative {
+        for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
+            span.load(source.isa, table, r, (&source.shape, head), source.scale);
+            span.clear(table, r, source.shape.head_dim);
+        }
+    }
+    for ((sequence, head), next) in task.each(sequences) {
+        if let Some((next, head)) = next {
+            prefetch(source, sinks, next, head);
+        }
+        differentiate(source, sinks, t, sequence, (head, head - task.heads.start, span));
+    }
+    if let Some(sums) = sums {
+        for (table, head) in t.tables.iter().zip(task.heads.clone()) {
+            sums.collect(table, span, (task.group, head), source.scale);
+        }
     }
 }
 
-fn check_tables<E>(relative: Option<&Relative<'_, E>>, hidden: usize, keys: usize, queries: usize) {
-    if let Some(r) = relative {
-        let last = (r.slots.iter().max().map_or(0, |&s| s as usize) + 1) * hidden;
-        assert!(!r.terms.c2p() || keys >= last, "drelative.keys ends before the highest slot");
-        assert!(!r.terms.p2c() || queries >= last, "drelative.queries ends before the highest slot");
+/// Asks for what a short sequence reads and writes. (A long one hides what it waits for.)
+fn prefetch<E: Element>(
+    source: &Source<'_, E>,
+    sinks: &Sinks<'_, E>,
+    (first, n): (usize, usize),
+    head: usize,
+) {
+    if n <= scratch::BLOCK {
+        source.prefetch_parts(Spot::of(source.qkv), (first, n), head);
+        source.prefetch_parts(sinks.dqkv_spot, (first, n), head);
+        Spot::of(sinks.dout).prefetch::<E>(source.head(first, head), n);
+        Spot::of(sinks.out).prefetch::<E>(source.head(first, head), n);
     }
 }
 
@@ -111,161 +138,183 @@ fn check_tables<E>(relative: Option<&Relative<'_, E>>, hidden: usize, keys: usiz
 fn differentiate<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
-    t: &mut Tiles,
-    plan: Option<&Plan>,
+    t: &mut Scratch,
     (first, n): (usize, usize),
-    head: usize,
+    (head, table, span): (usize, usize, Span),
 ) {
-    let (d, isa) = (source.shape.head_dim, source.pool.isa());
-    source.load(t, (first, n), head);
-    let at = source.scores(t, plan, n, head);
-    score_gradient(source, sinks, t, at, first, head);
-    let Tiles { q, k, v, dq, dk, scores, c2p, .. } = &mut *t;
-    let (q, k) = (Mat::new(&q[..n * d], n, d), Mat::new(&k[..n * d], n, d));
-    // dV was left in `v`.
-    store_rows(source, sinks, &v[..n * d], 2, (first, n), head, 1.0);
-    let buffer = if at.in_c2p { &*c2p } else { &*scores };
-    let place = at.place;
-    let ds = Mat { data: &buffer[place.base..], rows: n, cols: n, row_stride: place.stride, col_stride: 1 };
-    product(isa, ds, k, MatMut { data: sized(dq, n * d), row_stride: d }, Store::SET);
-    product(isa, ds.t(), q, MatMut { data: sized(dk, n * d), row_stride: d }, Store::SET);
-    if let (Some(r), Some(plan)) = (source.relative, plan) {
-        // p2c first: it reads the gradient of the scores that c2p clears around.
-        if r.terms.p2c() {
-            position_to_content(source, sinks, t, plan, at, head);
+    let stride = source.stride();
+    source.load_keys(t, (first, n), head);
+    let v = t.v.sized(padded(n) * stride);
+    source.load(source.qkv, source.part(Part::Values, first, head), (n, 1.0), v);
+    source.transpose(v, n, t.vt.sized(stride * row_stride(n)));
+    for queries in blocks((first, n)) {
+        let unit = Unit { queries, head, span, table };
+        let place = score_gradient(source, sinks, t, unit);
+        content_gradients(source, t, queries, place);
+        if let Some(r) = source.relative {
+            if r.terms.c2p() {
+                content_to_position(source, t, unit, place);
+            }
+            if r.terms.p2c() {
+                position_to_content(source, t, unit, place);
+            }
         }
-        if r.terms.c2p() {
-            content_to_position(source, sinks, t, plan, at, head);
-        }
+        let dq = &t.dq.all()[..queries.rows * stride];
+        let block = source.part(Part::Queries, first + queries.from, head);
+        // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
+        unsafe { rows::store(source.isa, (dq, stride), source.scale, &sinks.dqkv, block) };
     }
-    store_rows(source, sinks, &t.dq[..n * d], 0, (first, n), head, source.scale);
-    store_rows(source, sinks, &t.dk[..n * d], 1, (first, n), head, 1.0);
+    for (part, tile) in [(Part::Keys, &t.dk), (Part::Values, &t.dv)] {
+        let block = source.part(part, first, head);
+        // SAFETY: as for the queries.
+        unsafe { rows::store(source.isa, (&tile.all()[..n * stride], stride), 1.0, &sinks.dqkv, block) };
+    }
 }
 
-/// Scores become their gradient in place; dV replaces V.
+/// Scores of a block become their gradient; `t.dp` receives the dropped probabilities.
 fn score_gradient<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
-    t: &mut Tiles,
-    at: Scores,
-    first: usize,
-    head: usize,
-) {
-    let (n, d, hidden) = (at.place.n, source.shape.head_dim, source.shape.hidden());
-    let isa = source.pool.isa();
-    let columns = Block { row_stride: hidden, from: first * hidden + head * d, cols: d };
-    let dout = sized(&mut t.dq, n * d);
-    tile::load(source.pool, sinks.dout, columns, 0..n, 1.0, dout);
-    let out = sized(&mut t.o, n * d);
-    tile::load(source.pool, sinks.out, columns, 0..n, 1.0, out);
-    let dp = sized(&mut t.dp, n * n);
-    let dout_mat = Mat::new(&*dout, n, d);
-    product(
-        isa,
-        dout_mat,
-        Mat::new(&t.v[..n * d], n, d).t(),
-        MatMut { data: &mut *dp, row_stride: n },
-        Store::SET,
-    );
-    let from = head * source.shape.tokens() + first;
+    t: &mut Scratch,
+    unit: Unit,
+) -> Place {
+    let Unit { queries: u, head, .. } = unit;
+    let place = source.scores(t, unit);
+    let (stride, token) = (source.stride(), u.first + u.from);
+    let dout = t.dout.sized(u.rows * stride);
+    source.load(sinks.dout, source.head(token, head), (u.rows, 1.0), dout);
+    let out = t.o.sized(u.rows * stride);
+    source.load(sinks.out, source.head(token, head), (u.rows, 1.0), out);
+    let dp = t.dp.sized(u.rows * place.stride);
+    let product = Product {
+        a: View::rows(dout, stride),
+        band: None,
+        b: t.vt.all(),
+        b_stride: row_stride(u.n),
+        c: &mut *dp,
+        c_stride: place.stride,
+        size: (u.rows, source.shape.head_dim, padded(u.n)),
+        add: false,
+    };
+    dispatch(source.isa, product);
+    let from = head * source.shape.tokens() + token;
     let step = SoftmaxGrad {
-        scores: if at.in_c2p { &mut t.c2p } else { &mut t.scores },
-        place: at.place,
-        dp: &mut *dp,
-        masks: source.masks(first, head),
-        lse: &sinks.lse[from..from + n],
+        scores: t.scores.sized((u.rows + 2 * MARGIN) * place.stride),
+        place,
+        dp,
+        masks: source.masks(token, head),
+        lse: &sinks.lse[from..from + u.rows],
         dout,
         out,
+        columns: (source.shape.head_dim, stride),
     };
-    dispatch(isa, step);
-    let probs = Mat::new(&*dp, n, n);
-    product(
-        isa,
-        probs.t(),
-        Mat::new(&*dout, n, d),
-        MatMut { data: &mut t.v[..n * d], row_stride: d },
-        Store::SET,
-    );
-}
-
-/// dQ += dC2P Kr, and the gradient of Kr.
-fn content_to_position<E: Element>(
-    source: &Source<'_, E>,
-    sinks: &Sinks<'_, E>,
-    t: &mut Tiles,
-    plan: &Plan,
-    at: Scores,
-    head: usize,
-) {
-    let (n, m, d) = (plan.n, plan.m, source.shape.head_dim);
-    let isa = source.pool.isa();
-    let dc2p = sized(&mut t.c2p, n * m);
-    if at.in_c2p {
-        clear_outside(plan, dc2p);
-    } else {
-        dispatch(isa, ScatterRows { plan, dscores: &t.scores[..n * n], dc2p: &mut *dc2p });
+    dispatch(source.isa, step);
+    if source.relative.is_some() {
+        clear_margins(&mut t.scores, place, u.rows);
     }
-    let dc2p = Mat::new(&*dc2p, n, m);
-    let kr = Mat::new(&t.kr[..m * d], m, d);
-    product(isa, dc2p, kr, MatMut { data: &mut t.dq[..n * d], row_stride: d }, Store::ADD);
-    let dr = sized(&mut t.dr, m * d);
-    product(
-        isa,
-        dc2p.t(),
-        Mat::new(&t.q[..n * d], n, d),
-        MatMut { data: &mut *dr, row_stride: d },
-        Store::SET,
-    );
-    add_to_table(source, &sinks.keys, plan, dr, head);
+    place
 }
 
-/// dK += dP2C Qr, and the gradient of Qr.
-fn position_to_content<E: Element>(
-    source: &Source<'_, E>,
-    sinks: &Sinks<'_, E>,
-    t: &mut Tiles,
-    plan: &Plan,
-    at: Scores,
-    head: usize,
-) {
-    let (n, m, d) = (plan.n, plan.m, source.shape.head_dim);
-    let isa = source.pool.isa();
-    let dscores = if at.in_c2p { &t.c2p } else { &t.scores };
-    let dp2c = sized(&mut t.p2c, n * m);
-    dispatch(isa, ScatterColumns { plan, dscores, place: at.place, dp2c: &mut *dp2c });
-    let dp2c = Mat::new(&*dp2c, n, m);
-    let qr = Mat::new(&t.qr[..m * d], m, d);
-    product(isa, dp2c, qr, MatMut { data: &mut t.dk[..n * d], row_stride: d }, Store::ADD);
-    let dr = sized(&mut t.dr, m * d);
-    let store = Store { write: Write::Set, factor: source.scale };
-    product(isa, dp2c.t(), Mat::new(&t.k[..n * d], n, d), MatMut { data: &mut *dr, row_stride: d }, store);
-    add_to_table(source, &sinks.queries, plan, dr, head);
-}
-
-/// Adds the gradient of the used slots to this head's columns of a table.
-fn add_to_table<E>(source: &Source<'_, E>, table: &SharedMut<'_, f32>, plan: &Plan, dr: &[f32], head: usize) {
-    let (d, hidden) = (source.shape.head_dim, source.shape.heads * source.shape.head_dim);
-    for (slot, dr) in plan.slots().zip(dr.chunks(d)) {
-        let at = slot * hidden + head * d;
-        // SAFETY: with relative terms a head's columns belong to the one task of that head.
-        let row = unsafe { table.range(at..at + d) };
-        row.iter_mut().zip(dr).for_each(|(r, x)| *r += x);
+/// Makes zero what products over bands read around the gradient of the scores; its own padding is zero already.
+fn clear_margins(scores: &mut scratch::Buffer, place: Place, rows: usize) {
+    let scores = scores.sized((rows + 2 * MARGIN) * place.stride);
+    let (inside, below) = (MARGIN * place.stride, (MARGIN + rows) * place.stride);
+    scores[..inside].fill(0.0);
+    scores[below..].fill(0.0);
+    for row in scores[inside..below].chunks_exact_mut(place.stride) {
+        row[PAD - MARGIN..PAD].fill(0.0);
+        row[PAD + padded(place.n)..][..MARGIN].fill(0.0);
     }
 }
 
-/// Writes a tile to a column block (0 queries, 1 keys, 2 values) of dqkv.
-fn store_rows<E: Element>(
-    source: &Source<'_, E>,
-    sinks: &Sinks<'_, E>,
-    tile: &[f32],
-    which: usize,
-    (first, n): (usize, usize),
-    head: usize,
-    factor: f32,
-) {
-    let (d, hidden) = (source.shape.head_dim, source.shape.hidden());
-    let target =
-        Block { from: first * 3 * hidden + which * hidden + head * d, row_stride: 3 * hidden, cols: d };
-    // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
-    unsafe { tile::store(source.pool, &tile[..n * d], factor, &sinks.dqkv, target) };
+/// dV += P' dO, dQ = dS K, dK += dS' Q.
+fn content_gradients<E: Element>(source: &Source<'_, E>, t: &mut Scratch, u: Queries, place: Place) {
+    let (stride, add) = (source.stride(), u.from > 0);
+    let over_queries = |a: View<'_>, b: &[f32], c: &mut [f32]| {
+        let size = (u.n, u.rows, stride);
+        let p = Product { a: a.t(), band: None, b, b_stride: stride, c, c_stride: stride, size, add };
+        dispatch(source.isa, p);
+    };
+    let probs = View::rows(t.dp.all(), place.stride);
+    over_queries(probs, t.dout.all(), t.dv.sized(u.n * stride));
+    let ds = View::rows(&t.scores.all()[place.base..], place.stride);
+    over_queries(ds, t.q.all(), t.dk.sized(u.n * stride));
+    let product = Product {
+        a: ds,
+        band: None,
+        b: t.k.all(),
+        b_stride: stride,
+        c: t.dq.sized(u.rows * stride),
+        c_stride: stride,
+        size: (u.rows, u.n, stride),
+        add: false,
+    };
+    dispatch(source.isa, product);
+}
+
+/// dQ_i += dS_ij Kr[i - j], and the gradient of Kr. With s counting the distances of the block upwards, the key of
+/// query r at s is j = r + n - 1 - s.
+fn content_to_position<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, place: Place) {
+    let Queries { n, from, rows, .. } = unit.queries;
+    let (stride, distances) = (source.stride(), n + rows - 1);
+    let at = unit.span.first_row(from, n) * stride;
+    let origin = (place.base + n - 1) as isize;
+    // (query, distance)
+    let skewed = View { data: t.scores.all(), origin, row: place.stride as isize + 1, col: -1 };
+    let product = Product {
+        a: skewed,
+        band: Some(Band { start: 0, slope: 1, width: n }),
+        b: &t.tables[unit.table].kr.all()[at..],
+        b_stride: stride,
+        c: t.dq.sized(rows * stride),
+        c_stride: stride,
+        size: (rows, distances, stride),
+        add: true,
+    };
+    dispatch(source.isa, product);
+    let product = Product {
+        a: skewed.t(),
+        band: Some(Band { start: 1 - n as isize, slope: 1, width: n }),
+        b: t.q.all(),
+        b_stride: stride,
+        c: &mut t.tables[unit.table].dkr.sized(unit.span.rows() * stride)[at..],
+        c_stride: stride,
+        size: (distances, rows, stride),
+        add: true,
+    };
+    dispatch(source.isa, product);
+}
+
+/// dK_j += dS_ij Qr[i - j], and the gradient of Qr. With s as above, the query of key j at s is r = s - (n - 1) + j.
+fn position_to_content<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, place: Place) {
+    let Queries { n, from, rows, .. } = unit.queries;
+    let (stride, distances) = (source.stride(), n + rows - 1);
+    let at = unit.span.first_row(from, n) * stride;
+    let (row, last) = (place.stride as isize, n as isize - 1);
+    // (key, distance)
+    let skewed =
+        View { data: t.scores.all(), origin: place.base as isize - last * row, row: row + 1, col: row };
+    let band = Some(Band { start: last, slope: -1, width: rows });
+    let product = Product {
+        a: skewed,
+        band,
+        b: &t.tables[unit.table].qr.all()[at..],
+        b_stride: stride,
+        c: t.dk.sized(n * stride),
+        c_stride: stride,
+        size: (n, distances, stride),
+        add: true,
+    };
+    dispatch(source.isa, product);
+    let product = Product {
+        a: skewed.t(),
+        band,
+        b: t.k.all(),
+        b_stride: stride,
+        c: &mut t.tables[unit.table].dqr.sized(unit.span.rows() * stride)[at..],
+        c_stride: stride,
+        size: (distances, n, stride),
+        add: true,
+    };
+    dispatch(source.isa, product);
 }

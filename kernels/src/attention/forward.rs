@@ -1,12 +1,15 @@
-//! Forward pass: tasks are (sequence, head).
+//! Forward pass: a task is a head and some blocks of queries.
 
-use super::relative::{AddColumns, GatherRows, Plan};
-use super::softmax::{Masks, Place, Softmax};
-use super::tile::{self, Block, Tiles};
+use super::block::{Part, Source, Unit};
+use super::product::{Product, View};
+use super::relative::Span;
+use super::rows::{self, Spot};
+use super::scratch::{self, Scratch, padded};
+use super::softmax::Softmax;
+use super::tasks::{Queries, Task, blocks, sequences, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
-use crate::gemm::{Mat, MatMut, Store, sized, tile as product};
 use crate::isa::dispatch;
 use crate::pool::{Pool, SharedMut};
 
@@ -28,146 +31,93 @@ pub struct Forward<'a, E> {
     pub lse: &'a mut [f32],
 }
 
-/// What a tile is computed from, the same in both passes.
-pub(super) struct Source<'a, E> {
-    pub(super) pool: &'a Pool,
-    pub(super) shape: Shape<'a>,
-    pub(super) qkv: &'a [E],
-    pub(super) relative: Option<&'a Relative<'a, E>>,
-    pub(super) scale: f32,
-    pub(super) dropout: Option<&'a Dropout<'a>>,
-}
-
-impl<'a, E: Element> Source<'a, E> {
-    /// A column block of qkv (0 queries, 1 keys, 2 values) for one sequence and head.
-    fn block(&self, which: usize, first: usize, head: usize) -> Block {
-        let (hidden, cols) = (self.shape.hidden(), self.shape.head_dim);
-        Block { row_stride: 3 * hidden, from: (first * 3 + which) * hidden + head * cols, cols }
-    }
-
-    pub(super) fn masks(&self, first_token: usize, head: usize) -> Masks<'a> {
-        Masks { dropout: self.dropout.filter(|d| d.rate > 0.0), first_token, head }
-    }
-
-    /// Loads scaled queries, keys and values of one sequence and head.
-    pub(super) fn load(&self, t: &mut Tiles, (first, n): (usize, usize), head: usize) {
-        let size = n * self.shape.head_dim;
-        tile::load(self.pool, self.qkv, self.block(0, first, head), 0..n, self.scale, sized(&mut t.q, size));
-        tile::load(self.pool, self.qkv, self.block(1, first, head), 0..n, 1.0, sized(&mut t.k, size));
-        tile::load(self.pool, self.qkv, self.block(2, first, head), 0..n, 1.0, sized(&mut t.v, size));
-    }
-
-    /// Fills the scores of the loaded sequence; says where they lie and, with a plan, whether inside `c2p`.
-    pub(super) fn scores(&self, t: &mut Tiles, plan: Option<&Plan>, n: usize, head: usize) -> Scores {
-        let (d, isa) = (self.shape.head_dim, self.pool.isa());
-        let (q, k) = (&t.q[..n * d], &t.k[..n * d]);
-        let (q, k) = (Mat::new(q, n, d), Mat::new(k, n, d));
-        let dense = Scores { place: Place { base: 0, stride: n, n }, in_c2p: false };
-        let (Some(r), Some(plan)) = (self.relative, plan) else {
-            product(isa, q, k.t(), MatMut { data: sized(&mut t.scores, n * n), row_stride: n }, Store::SET);
-            return dense;
-        };
-        let m = plan.m;
-        let table = Block { row_stride: r.row_stride, from: head * d, cols: d };
-        let mut at = dense;
-        if r.terms.c2p() {
-            let kr = sized(&mut t.kr, m * d);
-            tile::load(self.pool, r.keys, table, plan.slots(), 1.0, kr);
-            let c2p = sized(&mut t.c2p, n * m);
-            product(isa, q, Mat::new(&*kr, m, d).t(), MatMut { data: &mut *c2p, row_stride: m }, Store::SET);
-            if plan.consecutive {
-                at = Scores { place: plan.skewed(), in_c2p: true };
-            } else {
-                dispatch(isa, GatherRows { plan, c2p, scores: sized(&mut t.scores, n * n) });
-            }
-        }
-        let store = if r.terms.c2p() { Store::ADD } else { Store::SET };
-        let buffer = if at.in_c2p { &mut t.c2p[..n * m] } else { sized(&mut t.scores, n * n) };
-        let target = MatMut { data: &mut buffer[at.place.base..], row_stride: at.place.stride };
-        product(isa, q, k.t(), target, store);
-        if r.terms.p2c() {
-            let qr = sized(&mut t.qr, m * d);
-            tile::load(self.pool, r.queries, table, plan.slots(), self.scale, qr);
-            let p2c = sized(&mut t.p2c, n * m);
-            product(isa, k, Mat::new(&*qr, m, d).t(), MatMut { data: &mut *p2c, row_stride: m }, Store::SET);
-            dispatch(isa, AddColumns { plan, p2c, scores: buffer, place: at.place });
-        }
-        at
-    }
-}
-
-/// Where a tile of scores lies.
-#[derive(Clone, Copy)]
-pub(super) struct Scores {
-    pub(super) place: Place,
-    /// Inside `Tiles::c2p` as a skewed view; otherwise dense in `Tiles::scores`.
-    pub(super) in_c2p: bool,
-}
-
-/// One plan per distinct length, since all heads and layers of a length share it.
-pub(super) fn plans<E>(shape: &Shape<'_>, relative: Option<&Relative<'_, E>>) -> Vec<Option<Plan>> {
-    let longest = (0..shape.rows()).map(|r| shape.row(r).1).max().unwrap_or(0);
-    let mut plans: Vec<Option<Plan>> = (0..=longest).map(|_| None).collect();
-    if let Some(rel) = relative {
-        for n in (0..shape.rows()).map(|r| shape.row(r).1).filter(|&n| n > 0) {
-            plans[n].get_or_insert_with(|| Plan::new(rel.slots, n));
-        }
-    }
-    plans
-}
-
 /// out = dropout(softmax(scores)) V for every sequence and head.
 pub fn forward<E: Element>(pool: &Pool, f: Forward<'_, E>) {
     check_common(&f.shape, f.qkv, f.relative.as_ref(), f.dropout.as_ref());
     let (shape, tokens, hidden) = (f.shape, f.shape.tokens(), f.shape.hidden());
     assert_eq!(f.out.len(), tokens * hidden, "out must be (T, H) = ({tokens}, {hidden})");
     assert_eq!(f.lse.len(), shape.heads * tokens, "lse must be (heads, T) = ({}, {tokens})", shape.heads);
-    let plans = plans(&shape, f.relative.as_ref());
     let source = Source {
-        pool,
+        isa: pool.isa(),
         shape,
         qkv: f.qkv,
         relative: f.relative.as_ref(),
         scale: f.scale,
         dropout: f.dropout.as_ref(),
     };
-    let (out, lse) = (SharedMut::new(f.out), SharedMut::new(f.lse));
-    pool.run(shape.rows() * shape.heads, |task| {
-        let (row, head) = (task / shape.heads, task % shape.heads);
-        let (first, n) = shape.row(row);
-        if n == 0 {
-            return;
-        }
-        let at = head * tokens + first;
-        // SAFETY: (sequence, head) belongs to this task alone, and so does its range of lse.
-        let lse = unsafe { lse.range(at..at + n) };
-        tile::with(|t| {
-            attend(&source, t, plans[n].as_ref(), (first, n), head, lse);
-            let d = shape.head_dim;
-            let target = Block { from: first * hidden + head * d, row_stride: hidden, cols: d };
-            // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
-            unsafe { tile::store(pool, &t.o[..n * d], 1.0, &out, target) };
-        });
-    });
+    let units: Vec<Queries> = sequences(&shape).into_iter().flat_map(blocks).collect();
+    let tasks = tasks(&units, |u| (u.rows, u.n), shape.heads, source.relative.is_some(), usize::MAX);
+    let sinks = Sinks { out_spot: Spot::of(f.out), out: SharedMut::new(f.out), lse: SharedMut::new(f.lse) };
+    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &units))));
 }
 
-/// Leaves the output of one sequence and head in `t.o`.
-fn attend<E: Element>(
+/// What a task writes.
+struct Sinks<'a, E> {
+    out: SharedMut<'a, E>,
+    out_spot: Spot,
+    lse: SharedMut<'a, f32>,
+}
+
+/// Some blocks of some heads, of one with relative terms.
+fn run_task<E: Element>(
     source: &Source<'_, E>,
-    t: &mut Tiles,
-    plan: Option<&Plan>,
-    (first, n): (usize, usize),
-    head: usize,
-    lse: &mut [f32],
+    sinks: &Sinks<'_, E>,
+    t: &mut Scratch,
+    (task, units): (&Task, &[Queries]),
 ) {
-    let d = source.shape.head_dim;
-    source.load(t, (first, n), head);
-    let Scores { place, in_c2p } = source.scores(t, plan, n, head);
-    let scores = if in_c2p { &mut t.c2p } else { &mut t.scores };
-    let masks = source.masks(first, head);
-    dispatch(source.pool.isa(), Softmax { scores: &mut *scores, place, masks, lse });
-    let probs =
-        Mat { data: &scores[place.base..], rows: n, cols: n, row_stride: place.stride, col_stride: 1 };
-    let v = Mat::new(&t.v[..n * d], n, d);
-    product(source.pool.isa(), probs, v, MatMut { data: sized(&mut t.o, n * d), row_stride: d }, Store::SET);
+    let span = Span::of(units[task.units.clone()].iter().map(|u| u.n).max().unwrap_or(0));
+    if let Some(r) = source.relative {
+        for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
+            span.load(source.isa, table, r, (&source.shape, head), source.scale);
+        }
+    }
+    let mut loaded = None;
+    for ((u, head), next) in task.each(units) {
+        if let Some((next, head)) = next {
+            // (A long sequence hides what it waits for.)
+            if next.n <= scratch::BLOCK {
+                source.prefetch_parts(Spot::of(source.qkv), (next.first, next.n), head);
+                sinks.out_spot.prefetch::<E>(source.head(next.first, head), next.n);
+            }
+        }
+        if loaded != Some((u.first, head)) {
+            load(source, t, (u.first, u.n), head);
+            loaded = Some((u.first, head));
+        }
+        let token = u.first + u.from;
+        let at = head * source.shape.tokens() + token;
+        let unit = Unit { queries: u, head, span, table: head - task.heads.start };
+        // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
+        attend(source, t, unit, unsafe { sinks.lse.range(at..at + u.rows) });
+        let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
+        // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
+        unsafe { rows::store(source.isa, o, 1.0, &sinks.out, source.head(token, head)) };
+    }
+}
+
+/// Loads keys and values of a sequence.
+fn load<E: Element>(source: &Source<'_, E>, t: &mut Scratch, (first, n): (usize, usize), head: usize) {
+    source.load_keys(t, (first, n), head);
+    let v = t.v.sized(padded(n) * source.stride());
+    source.load(source.qkv, source.part(Part::Values, first, head), (n, 1.0), v);
+}
+
+/// Leaves the output of a block of queries in `t.o`.
+fn attend<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, lse: &mut [f32]) {
+    let (u, place) = (unit.queries, source.scores(t, unit));
+    let masks = source.masks(u.first + u.from, unit.head);
+    let scores = t.scores.sized((u.rows + 2 * scratch::MARGIN) * place.stride);
+    dispatch(source.isa, Softmax { scores: &mut *scores, place, masks, lse });
+    let stride = source.stride();
+    let product = Product {
+        a: View::rows(&scores[place.base..], place.stride),
+        band: None,
+        b: t.v.all(),
+        b_stride: stride,
+        c: t.o.sized(u.rows * stride),
+        c_stride: stride,
+        size: (u.rows, u.n, stride),
+        add: false,
+    };
+    dispatch(source.isa, product);
 }

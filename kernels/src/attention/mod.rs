@@ -2,17 +2,25 @@
 //!
 //! `score(i, j) = scale * (Q_i . K_j + Q_i . Kr[slot(i - j)] + K_j . Qr[slot(i - j)])`, the last two where
 //! [`Terms`] has them, soft-maxed over j in f32 with the row maximum removed; the scale goes to Q and Qr before the products, so that large raw scores stay
-//! in range. Probabilities are recomputed in backward from the log-sum-exp; no (heads, T, T) tensor exists, only the
-//! tiles of one sequence and head per thread.
+//! in range. Probabilities are recomputed in backward from the log-sum-exp. No (heads, T, T) tensor exists, and no
+//! (n, n) one: a thread works on a block of up to 64 queries against all keys of their sequence ([`scratch_bytes`]).
 
 mod backward;
+mod block;
 mod forward;
+mod product;
 mod relative;
+mod rows;
+mod scratch;
 mod softmax;
-mod tile;
+mod table;
+mod tasks;
+mod vector;
 
-pub use backward::{Backward, RelativeGrad, backward};
+pub use backward::{Backward, backward};
 pub use forward::{Forward, forward};
+pub use scratch::scratch_bytes;
+pub use table::RelativeGrad;
 
 use crate::dropout::Dropout;
 

@@ -1,10 +1,15 @@
 //! The row-wise part of attention: softmax, dropout of probabilities, and the gradient of both.
+//!
+//! Rows are padded to whole registers, and loops run over registers of [`PAD`] elements: a row of 16 or 40 scores has
+//! no remainder to compute one by one.
 
+use super::scratch::BLOCK;
+use super::vector::PAD;
 use crate::dropout::{Dropout, RowMask};
 use crate::isa::{Kernel, Simd};
 use crate::math;
 
-/// A square tile inside a buffer: row i starts at `base + i * stride`.
+/// Rows of scores inside a buffer: row i starts at `base + i * stride` and has `n` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) base: usize,
@@ -13,14 +18,15 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Row i with its padding.
     #[inline(always)]
-    pub(super) fn row(self, i: usize) -> std::ops::Range<usize> {
+    fn row(self, i: usize) -> std::ops::Range<usize> {
         let from = self.base + i * self.stride;
-        from..from + self.n
+        from..from + self.n.next_multiple_of(PAD)
     }
 }
 
-/// The masks of one sequence and head.
+/// The masks of a block of queries and a head.
 #[derive(Clone, Copy)]
 pub(super) struct Masks<'a> {
     pub(super) dropout: Option<&'a Dropout<'a>>,
@@ -29,10 +35,17 @@ pub(super) struct Masks<'a> {
 }
 
 impl Masks<'_> {
+    /// The masks of all rows of a block at once: their hashes do not wait for each other then.
     #[inline(always)]
-    fn row(&self, i: usize) -> Option<RowMask> {
-        // Head 0 gets sub-site 1: sub-site 0 belongs to dropout of whole rows.
-        self.dropout.map(|d| d.row_at(self.first_token + i, self.head as u64 + 1))
+    fn rows(&self, count: usize) -> Option<[RowMask; BLOCK]> {
+        self.dropout.map(|d| {
+            let mut rows = [RowMask::KEEP; BLOCK];
+            for (i, row) in rows[..count].iter_mut().enumerate() {
+                // Head 0 gets sub-site 1: sub-site 0 belongs to dropout of whole rows.
+                *row = d.row_at(self.first_token + i, self.head as u64 + 1);
+            }
+            rows
+        })
     }
 }
 
@@ -48,16 +61,33 @@ impl Kernel for Softmax<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let masks = self.masks.rows(self.lse.len());
         for (i, lse) in self.lse.iter_mut().enumerate() {
             let row = &mut self.scores[self.place.row(i)];
+            row[self.place.n..].fill(f32::NEG_INFINITY);
             let top = math::max(row);
-            row.iter_mut().for_each(|x| *x = math::exp(s, *x - top));
-            let sum = math::sum_by(row, |x| x);
+            let mut sums = [0.0_f32; PAD];
+            for x in row.as_chunks_mut::<PAD>().0 {
+                for l in 0..PAD {
+                    x[l] = math::exp(s, x[l] - top);
+                }
+                for l in 0..PAD {
+                    sums[l] += x[l];
+                }
+            }
+            let sum = math::add_lanes(sums);
             *lse = top + sum.ln();
             let inverse = 1.0 / sum;
-            match self.masks.row(i) {
+            match &masks {
                 None => row.iter_mut().for_each(|x| *x *= inverse),
-                Some(mask) => row.iter_mut().enumerate().for_each(|(j, x)| *x = mask.apply(j, *x * inverse)),
+                Some(masks) => {
+                    let mask = masks[i];
+                    for (j, x) in row.as_chunks_mut::<PAD>().0.iter_mut().enumerate() {
+                        for l in 0..PAD {
+                            x[l] = mask.apply(j * PAD + l, x[l] * inverse);
+                        }
+                    }
+                }
             }
         }
     }
@@ -65,46 +95,55 @@ impl Kernel for Softmax<'_> {
 
 /// Scores become their gradient, and the gradient of the dropped probabilities becomes those probabilities.
 pub(super) struct SoftmaxGrad<'a> {
-    /// In: scores; out: gradient of the scores.
+    /// In: scores; out: gradient of the scores, zero in the padding.
     pub(super) scores: &'a mut [f32],
     pub(super) place: Place,
-    /// (n, n). In: gradient of the dropped probabilities; out: the dropped probabilities.
+    /// Rows `place.stride` apart. In: gradient of the dropped probabilities; out: the dropped probabilities.
     pub(super) dp: &'a mut [f32],
     pub(super) masks: Masks<'a>,
     pub(super) lse: &'a [f32],
-    /// (n, d) gradient of the output and the output.
+    /// Gradient of the output and the output, rows `stride` apart, `d` columns.
     pub(super) dout: &'a [f32],
     pub(super) out: &'a [f32],
+    pub(super) columns: (usize, usize),
 }
 
 impl Kernel for SoftmaxGrad<'_> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let n = self.place.n;
-        let d = self.dout.len() / n.max(1);
-        for (i, (&lse, dp)) in self.lse.iter().zip(self.dp.chunks_mut(n)).enumerate() {
-            let (dout, out) = (&self.dout[i * d..(i + 1) * d], &self.out[i * d..(i + 1) * d]);
+        let (d, stride) = self.columns;
+        let masks = self.masks.rows(self.lse.len());
+        for (i, &lse) in self.lse.iter().enumerate() {
+            let at = i * stride..i * stride + d;
             // The sum over j of p * dp equals dout . out, dropout included.
-            let delta = math::dot(s, dout, out);
+            let delta = math::dot(s, &self.dout[at.clone()], &self.out[at]);
             let row = &mut self.scores[self.place.row(i)];
-            match self.masks.row(i) {
+            let dp = &mut self.dp[i * self.place.stride..][..row.len()];
+            let registers = row.as_chunks_mut::<PAD>().0.iter_mut().zip(dp.as_chunks_mut::<PAD>().0);
+            match &masks {
                 None => {
-                    for (x, dp) in row.iter_mut().zip(dp) {
-                        let p = math::exp(s, *x - lse);
-                        *x = p * (*dp - delta);
-                        *dp = p;
+                    for (x, dp) in registers {
+                        for l in 0..PAD {
+                            let p = math::exp(s, x[l] - lse);
+                            x[l] = p * (dp[l] - delta);
+                            dp[l] = p;
+                        }
                     }
                 }
-                Some(mask) => {
-                    for (j, (x, dp)) in row.iter_mut().zip(dp).enumerate() {
-                        let p = math::exp(s, *x - lse);
-                        let f = mask.factor(j as u32);
-                        *x = p * s.mul_add(f, *dp, -delta);
-                        *dp = p * f;
+                Some(masks) => {
+                    let mask = masks[i];
+                    for (j, (x, dp)) in registers.enumerate() {
+                        for l in 0..PAD {
+                            let p = math::exp(s, x[l] - lse);
+                            let f = mask.factor((j * PAD + l) as u32);
+                            x[l] = p * s.mul_add(f, dp[l], -delta);
+                            dp[l] = p * f;
+                        }
                     }
                 }
             }
+            row[self.place.n..].fill(0.0);
         }
     }
 }

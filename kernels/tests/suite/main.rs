@@ -7,6 +7,7 @@
 )]
 
 mod attention;
+mod attention_blocks;
 mod common;
 mod conv_embedding;
 mod dropout;

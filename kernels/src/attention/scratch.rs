@@ -1,0 +1,150 @@
+//! Scratch of one thread: tiles of a block of queries, and the keys, values and relative rows of a sequence.
+//!
+//! Its size is linear in the length of the longest sequence: [`scratch_bytes`].
+
+use std::cell::RefCell;
+
+use super::vector::PAD;
+
+/// Queries of a block: scores of a block against all keys of 512 tokens stay in L2.
+pub(super) const BLOCK: usize = 64;
+
+/// Most heads of a task with relative terms whose sequences fit into one block: their columns are neighbours in memory,
+/// and reading 128 bytes of a row at a time would leave most of the memory's speed unused.
+pub(super) const HEADS: usize = 4;
+
+/// Zeros that a gradient of scores has on every side, for products over bands; at least the rows of a register tile.
+pub(super) const MARGIN: usize = 8;
+
+/// A cache line; buffers made of them start at one, so that no register load crosses two.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// A buffer that only grows; content is unspecified between uses.
+#[derive(Default)]
+pub(super) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    /// Its first `len` elements, after growing where needed.
+    pub(super) fn sized(&mut self, len: usize) -> &mut [f32] {
+        let lines = len.div_ceil(16);
+        if self.0.len() < lines {
+            // A fresh allocation of exactly this size: nothing of the old content is of use.
+            self.0 = vec![Line([0.0; 16]); lines];
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
+    }
+
+    /// What was filled before.
+    pub(super) fn all(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// The next multiple of the register width.
+pub(super) const fn padded(x: usize) -> usize {
+    x.div_ceil(PAD) * PAD
+}
+
+/// Distance of rows of at least `cols` elements: an odd number of cache lines, so that a column does not fall into
+/// few sets of the cache.
+pub(super) const fn row_stride(cols: usize) -> usize {
+    padded(cols) | PAD
+}
+
+/// Distance of rows of a block of scores: a zero margin, the keys, a zero margin.
+pub(super) const fn score_stride(n: usize) -> usize {
+    row_stride(PAD + padded(n) + MARGIN)
+}
+
+/// All tiles. Rows of a head are `padded(head_dim)` apart, rows of a transpose `row_stride(length)`.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// A block's queries, its output or gradient of it, and gradient of the queries (BLOCK, d).
+    pub(super) q: Buffer,
+    pub(super) o: Buffer,
+    pub(super) dout: Buffer,
+    pub(super) dq: Buffer,
+    /// All keys (n, d), and transposed (d, n).
+    pub(super) k: Buffer,
+    pub(super) kt: Buffer,
+    /// All values (n, d); transposed in backward (d, n).
+    pub(super) v: Buffer,
+    pub(super) vt: Buffer,
+    /// Gradients of all keys and values (n, d).
+    pub(super) dk: Buffer,
+    pub(super) dv: Buffer,
+    /// Scores of a block, then probabilities or the gradient of the scores, with margins.
+    pub(super) scores: Buffer,
+    /// Gradient of a block's probabilities, then the dropped probabilities.
+    pub(super) dp: Buffer,
+    /// Relative terms of a few rows or columns of a block.
+    pub(super) strip: Buffer,
+    /// One for each head of a task.
+    pub(super) tables: [Table; HEADS],
+}
+
+/// Relative rows of a head by distance, see [`super::relative::Span`].
+#[derive(Default)]
+pub(super) struct Table {
+    /// Kr, and transposed with distances running downwards.
+    pub(super) kr: Buffer,
+    pub(super) krt: Buffer,
+    /// Qr, scaled.
+    pub(super) qr: Buffer,
+    /// Gradients.
+    pub(super) dkr: Buffer,
+    pub(super) dqr: Buffer,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
+}
+
+/// Lends this thread's buffers. The tasks of this module start no work on other threads, so a thread never enters
+/// twice.
+pub(super) fn with<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with(|t| f(&mut t.borrow_mut()))
+}
+
+/// Most bytes that one thread holds for forward and backward of sequences of up to `longest` tokens with relative
+/// terms: `O(longest * head_dim)`.
+pub fn scratch_bytes(longest: usize, head_dim: usize) -> usize {
+    let d = padded(head_dim);
+    let block = 4 * BLOCK * d;
+    let sequence = 4 * padded(longest) * d + 2 * d * row_stride(longest);
+    let scores = (2 * BLOCK + 2 * MARGIN) * score_stride(longest) + strip_len(longest);
+    let span = super::relative::Span::of(longest);
+    let relative = 4 * span.rows() * d + d * span.stride();
+    let heads = if longest <= BLOCK { HEADS } else { 1 };
+    (block + sequence + scores + relative * heads) * size_of::<f32>()
+}
+
+/// Elements of [`Scratch::strip`]: a tile of rows against all slots, or a block against the slots of a few keys.
+pub(super) const fn strip_len(n: usize) -> usize {
+    let rows = MARGIN * (padded(n) + 2 * PAD);
+    let columns = (BLOCK + PAD) * PAD;
+    if rows > columns { rows } else { columns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_never_fall_into_few_sets() {
+        for n in 1..1000 {
+            assert!(row_stride(n) >= n && row_stride(n) / PAD % 2 == 1 && row_stride(n) % PAD == 0);
+        }
+    }
+
+    #[test]
+    fn buffers_start_at_a_cache_line_and_keep_their_size() {
+        let mut b = Buffer::default();
+        assert_eq!(b.sized(100).as_ptr() as usize % 64, 0);
+        b.sized(100)[99] = 1.0;
+        assert_eq!(b.sized(17).len(), 17);
+        assert_eq!(b.all()[99], 1.0);
+    }
+}
