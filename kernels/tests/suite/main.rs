@@ -10,3 +10,4 @@ mod linear;
 mod loss;
 mod norm;
 mod optim;
+mod pool;
