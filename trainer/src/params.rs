@@ -96,6 +96,18 @@ impl Layout {
         self.params.iter().map(|p| p.range.len()).sum()
     }
 
+    /// The stretches that AdamW does not decay, ascending; neighbours are one.
+    pub fn undecayed(&self) -> Vec<Range<usize>> {
+        let mut stretches: Vec<Range<usize>> = Vec::new();
+        for param in self.params.iter().filter(|p| !p.kind.decays()) {
+            match stretches.last_mut() {
+                Some(last) if last.end == param.range.start => last.end = param.range.end,
+                _ => stretches.push(param.range.clone()),
+            }
+        }
+        stretches
+    }
+
     /// Elements from the start of `first` to the end of `last`: one matrix made of adjacent parameters.
     pub fn span(&self, first: ParamId, last: ParamId) -> Range<usize> {
         self.get(first).range.start..self.get(last).range.end
@@ -235,6 +247,18 @@ mod tests {
         let mut layout = Layout::default();
         layout.push("a".into(), &[3], ParamKind::Bias, false);
         Arc::new(layout)
+    }
+
+    #[test]
+    fn stretches_without_decay_join_where_they_touch() {
+        let mut layout = Layout::default();
+        let mut push = |size: usize, kind| layout.push(String::new(), &[size], kind, false);
+        push(ALIGN, ParamKind::Bias);
+        push(ALIGN, ParamKind::Gain);
+        push(3, ParamKind::Matrix);
+        push(5, ParamKind::Bias);
+        push(5, ParamKind::Gain);
+        assert_eq!(layout.undecayed(), [0..2 * ALIGN, 3 * ALIGN..3 * ALIGN + 5, 4 * ALIGN..4 * ALIGN + 5]);
     }
 
     #[test]
