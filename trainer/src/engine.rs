@@ -9,16 +9,13 @@ use std::ops::Range;
 use muster_allreduce::digest;
 use muster_kernels::optim::{self, AdamW, Arenas};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, loss};
+use muster_kernels::{Element, elementwise, loss};
 use muster_proto::Step;
 
 use crate::batch::{MicroBatch, Targets};
 use crate::model::Model;
 use crate::params::{ArenasMut, Params};
 use crate::tape::{DropoutKeys, Tape, Workspace};
-
-/// Elements that one task clears.
-const ZERO_BLOCK: usize = 1 << 16;
 
 /// Settings of AdamW that stay the same over a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -75,7 +72,7 @@ impl<E: Element> Engine<E> {
     /// If `weights` is not as long as the model's arena.
     pub fn new(model: Model, weights: Vec<f32>, hyper: Hyper, seed: u64, pool: Pool) -> Self {
         let len = model.layout().arena_len();
-        let params = Params::new(model.layout().clone(), weights);
+        let params = Params::new(model.layout().clone(), weights, &pool);
         Self {
             undecayed: model.layout().undecayed(),
             model,
@@ -97,7 +94,7 @@ impl<E: Element> Engine<E> {
 
     /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
     pub fn clear_gradients(&mut self) {
-        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
+        elementwise::zero(&self.pool, &mut self.grads);
     }
 
     /// The f32 weights, arena order.
@@ -127,7 +124,8 @@ impl<E: Element> Engine<E> {
     /// Those of `read`; weights and moments are then of no use.
     pub fn restore<T, X>(&mut self, read: impl FnOnce(ArenasMut<'_>) -> Result<T, X>) -> Result<T, X> {
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
-        let read = self.params.overwrite(|master| read(ArenasMut { master, first_moment, second_moment }))?;
+        let fill = |master: &mut [f32]| read(ArenasMut { master, first_moment, second_moment });
+        let read = self.params.overwrite(&self.pool, fill)?;
         self.clear_gradients();
         Ok(read)
     }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use muster_kernels::Element;
+use muster_kernels::{Element, Pool, elementwise};
 
 /// What a parameter is; weight decay goes by it, never by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,21 +188,25 @@ impl<E: Element> Params<E> {
     ///
     /// # Panics
     /// If `master` is not as long as the layout's arena.
-    pub fn new(layout: Arc<Layout>, master: Vec<f32>) -> Self {
+    pub fn new(layout: Arc<Layout>, master: Vec<f32>, pool: &Pool) -> Self {
         assert_eq!(master.len(), layout.arena_len(), "weights must fill the arena");
         // In f32 the arena itself is what forward reads: a copy would hold the model twice while it is loaded.
         match bytemuck::allocation::try_cast_vec::<f32, E>(master) {
             Ok(compute) => Self { layout, compute, master: Vec::new() },
-            Err((_, master)) => Self { layout, compute: rounded(&master), master },
+            Err((_, master)) => {
+                let mut compute = vec![E::zeroed(); master.len()];
+                elementwise::cast(pool, &master, &mut compute);
+                Self { layout, compute, master }
+            }
         }
     }
 
     /// Lets `write` overwrite the f32 weights, then refreshes the rounded copy, where there is one.
-    pub fn overwrite<T>(&mut self, write: impl FnOnce(&mut [f32]) -> T) -> T {
+    pub fn overwrite<T>(&mut self, pool: &Pool, write: impl FnOnce(&mut [f32]) -> T) -> T {
         let (master, compute) = self.update_parts();
         let written = write(master);
         if let Some(compute) = compute {
-            compute.iter_mut().zip(&*master).for_each(|(to, &from)| *to = E::from_f32(from));
+            elementwise::cast(pool, master, compute);
         }
         written
     }
@@ -233,10 +237,6 @@ impl<E: Element> Params<E> {
     }
 }
 
-fn rounded<E: Element>(master: &[f32]) -> Vec<E> {
-    master.iter().map(|&x| E::from_f32(x)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use muster_kernels::bf16;
@@ -263,16 +263,17 @@ mod tests {
 
     #[test]
     fn f32_weights_are_taken_over_and_bf16_ones_are_rounded_beside_the_master() {
+        let pool = Pool::new(1).unwrap();
         let weights = vec![1.0, 1.001, -2.0];
         let address = weights.as_ptr();
-        let f32s = Params::<f32>::new(layout(), weights.clone());
+        let f32s = Params::<f32>::new(layout(), weights.clone(), &pool);
         assert_eq!((f32s.compute(), f32s.master()), (&weights[..], &weights[..]));
-        let f32s = Params::<f32>::new(layout(), weights);
+        let f32s = Params::<f32>::new(layout(), weights, &pool);
         assert_eq!(f32s.compute().as_ptr(), address, "no copy");
-        let mut bf16s = Params::<bf16>::new(layout(), vec![1.0, 1.001, -2.0]);
+        let mut bf16s = Params::<bf16>::new(layout(), vec![1.0, 1.001, -2.0], &pool);
         assert_eq!(bf16s.compute()[1], bf16::ONE, "rounded to eight bits");
         assert_eq!(bf16s.master()[1], 1.001);
-        bf16s.overwrite(|master| master.fill(0.5));
+        bf16s.overwrite(&pool, |master| master.fill(0.5));
         assert_eq!(bf16s.compute(), [bf16::from_f32(0.5); 3], "the copy follows the master");
     }
 }
