@@ -58,7 +58,7 @@ pub fn measure<E: Element>(shape: &Shape, settings: Settings, precision: &'stati
     let peak = peak::measure_fma_peak(&pool);
     let config = shape.config();
     let model = Model::new(config, CLASSES);
-    let weights = random_weights(&model, 1);
+    let weights = random_weights(&pool, &model, 1);
     let hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let mut engine = Engine::<E>::new(model, weights, hyper, 1, pool);
     let mut samples = Vec::new();

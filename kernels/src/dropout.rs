@@ -7,6 +7,7 @@
 //! is not cryptographic.
 
 use crate::element::Element;
+use crate::elementwise;
 use crate::isa::{Kernel, Simd, dispatch};
 use crate::pool::{Pool, row_block};
 use crate::rng;
@@ -109,8 +110,7 @@ pub fn apply<E: Element>(pool: &Pool, dropout: &Dropout<'_>, cols: usize, x: &[E
     assert_eq!(x.len(), rows * cols, "x must be (T, cols) = ({rows}, {cols})");
     assert_eq!(y.len(), x.len(), "y must be as long as x");
     if dropout.rate == 0.0 {
-        y.copy_from_slice(x);
-        return;
+        return elementwise::copy(pool, x, y);
     }
     if x.is_empty() {
         return;

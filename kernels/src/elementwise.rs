@@ -67,6 +67,20 @@ pub fn cast<A: Element, B: Element>(pool: &Pool, a: &[A], b: &mut [B]) {
     zip(pool, a, b, Copied);
 }
 
+/// Elements from which a copy is worth more than one thread: 256 KiB of f32.
+const COPY_BLOCK: usize = 4 * BLOCK;
+
+/// b = a.
+pub fn copy<E: Element>(pool: &Pool, a: &[E], b: &mut [E]) {
+    assert_eq!(a.len(), b.len(), "both slices must have the same length");
+    pool.each(a.chunks(COPY_BLOCK).zip(b.chunks_mut(COPY_BLOCK)), |(a, b)| b.copy_from_slice(a));
+}
+
+/// x = 0.
+pub fn zero<E: Element>(pool: &Pool, x: &mut [E]) {
+    pool.each(x.chunks_mut(COPY_BLOCK), |x| x.fill(E::zeroed()));
+}
+
 /// y = factor * x.
 pub fn scale<A: Element, B: Element>(pool: &Pool, factor: f32, x: &[A], y: &mut [B]) {
     zip(pool, x, y, Scale(factor));

@@ -1,7 +1,9 @@
 //! The optimizer's pass over the arenas, and the reductions that gradient clipping and health checks need.
 
+use std::ops::Range;
+
 use crate::element::Element;
-use crate::isa::{Kernel, Simd, dispatch};
+use crate::isa::{Isa, Kernel, Simd, dispatch};
 use crate::math::LANES;
 use crate::pool::{BLOCK, Pool};
 
@@ -24,19 +26,24 @@ pub struct AdamW {
     pub grad_scale: f32,
 }
 
-struct Update<'a, E> {
-    hyper: &'a Derived,
-    grad: &'a [f32],
-    master: &'a mut [f32],
-    m: &'a mut [f32],
-    v: &'a mut [f32],
-    compute: Option<&'a mut [E]>,
+/// The same range of every arena that an update touches.
+pub struct Arenas<'a, E> {
+    /// Gradients; zero afterwards.
+    pub grad: &'a mut [f32],
+    /// f32 weights.
+    pub master: &'a mut [f32],
+    /// First moments.
+    pub first_moment: &'a mut [f32],
+    /// Second moments.
+    pub second_moment: &'a mut [f32],
+    /// The rounded weights that forward reads, where they are not the master itself.
+    pub compute: Option<&'a mut [E]>,
 }
 
 /// What the inner loop needs, computed once in f64.
 struct Derived {
     grad_scale: f32,
-    keep: f32,
+    keep_decayed: f32,
     one_minus_beta1: f32,
     beta2: f32,
     one_minus_beta2: f32,
@@ -52,7 +59,7 @@ impl AdamW {
         let correction = |b: f64| 1.0 - b.powf(self.step as f64);
         Derived {
             grad_scale: self.grad_scale,
-            keep: (1.0 - f64::from(self.lr) * f64::from(self.weight_decay)) as f32,
+            keep_decayed: (1.0 - f64::from(self.lr) * f64::from(self.weight_decay)) as f32,
             one_minus_beta1: (1.0 - b1) as f32,
             beta2: self.beta2,
             one_minus_beta2: (1.0 - b2) as f32,
@@ -63,57 +70,112 @@ impl AdamW {
     }
 }
 
+/// Elements updated before their rounded copy is made: few enough that all five slices stay in the nearest cache.
+const CHUNK: usize = 1024;
+
+/// One stretch of the arenas with one decay.
+struct Update<'a, E> {
+    hyper: &'a Derived,
+    /// What is left of a weight after its decay.
+    keep: f32,
+    arenas: Arenas<'a, E>,
+}
+
 impl<E: Element> Kernel for Update<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let h = self.hyper;
-        let n = self.grad.len();
-        let (master, m, v) = (&mut self.master[..n], &mut self.m[..n], &mut self.v[..n]);
-        for i in 0..n {
-            let g = self.grad[i] * h.grad_scale;
-            let mi = s.mul_add(g - m[i], h.one_minus_beta1, m[i]);
-            let vi = s.mul_add(g * g, h.one_minus_beta2, v[i] * h.beta2);
-            m[i] = mi;
-            v[i] = vi;
-            let denominator = s.mul_add(vi.sqrt(), h.inverse_root, h.eps);
-            master[i] = master[i] * h.keep - h.step_size * mi / denominator;
-        }
-        if let Some(compute) = self.compute {
-            compute[..n].iter_mut().zip(&*master).for_each(|(c, w)| *c = E::from_f32(*w));
+        let a = self.arenas;
+        let mut copies = a.compute.map(|c| c.chunks_mut(CHUNK));
+        let chunks = (a.grad.chunks_mut(CHUNK).zip(a.master.chunks_mut(CHUNK)))
+            .zip(a.first_moment.chunks_mut(CHUNK).zip(a.second_moment.chunks_mut(CHUNK)));
+        for ((grad, master), (m, v)) in chunks {
+            let n = grad.len();
+            let (master, m, v) = (&mut master[..n], &mut m[..n], &mut v[..n]);
+            for i in 0..n {
+                let g = grad[i] * h.grad_scale;
+                let mi = s.mul_add(g - m[i], h.one_minus_beta1, m[i]);
+                let vi = s.mul_add(g * g, h.one_minus_beta2, v[i] * h.beta2);
+                grad[i] = 0.0;
+                m[i] = mi;
+                v[i] = vi;
+                let denominator = s.mul_add(vi.sqrt(), h.inverse_root, h.eps);
+                master[i] = master[i] * self.keep - h.step_size * mi / denominator;
+            }
+            if let Some(copy) = copies.as_mut().and_then(Iterator::next) {
+                copy.iter_mut().zip(&*master).for_each(|(c, w)| *c = E::from_f32(*w));
+            }
         }
     }
 }
 
-/// Updates a range of the arenas: moments, master weights, and the compute copy in the same pass.
-///
-/// Cost: reads 16 bytes and writes 12 (plus the copy) per parameter.
-pub fn adamw<E: Element>(
-    pool: &Pool,
-    hyper: &AdamW,
-    grad: &[f32],
-    master: &mut [f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    compute: Option<&mut [E]>,
-) {
-    let n = grad.len();
-    assert!(
-        master.len() == n && m.len() == n && v.len() == n,
-        "master and moments must be as long as grad ({n})"
-    );
-    if let Some(c) = &compute {
-        assert_eq!(c.len(), n, "the compute copy must be as long as grad");
+impl<E: Element> Arenas<'_, E> {
+    fn check(&self) {
+        let n = self.grad.len();
+        let lens = [self.master.len(), self.first_moment.len(), self.second_moment.len()];
+        assert!(lens.iter().all(|&len| len == n), "master and moments must be as long as grad ({n})");
+        assert!(
+            self.compute.as_ref().is_none_or(|c| c.len() == n),
+            "the compute copy must be as long as grad ({n})"
+        );
     }
+
+    fn range(&mut self, range: Range<usize>) -> Arenas<'_, E> {
+        Arenas {
+            grad: &mut self.grad[range.clone()],
+            master: &mut self.master[range.clone()],
+            first_moment: &mut self.first_moment[range.clone()],
+            second_moment: &mut self.second_moment[range.clone()],
+            compute: self.compute.as_deref_mut().map(|c| &mut c[range]),
+        }
+    }
+}
+
+/// Updates a range of the arenas in one pass: moments, master weights, the compute copy; gradients become zero.
+///
+/// `undecayed` are the stretches without weight decay, ascending and disjoint: a whole model is one call, however
+/// many biases and norms it has.
+///
+/// Cost: reads 16 bytes and writes 16 (plus the copy) per parameter.
+pub fn adamw<E: Element>(pool: &Pool, hyper: &AdamW, undecayed: &[Range<usize>], arenas: Arenas<'_, E>) {
+    arenas.check();
+    assert!(undecayed.is_sorted_by(|a, b| a.end <= b.start), "stretches must ascend and not overlap");
     let hyper = &hyper.derive();
-    let mut copies = compute.map(|c| c.chunks_mut(BLOCK));
-    let parts = (grad.chunks(BLOCK).zip(master.chunks_mut(BLOCK)))
-        .zip(m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK)))
-        .map(|((grad, master), (m, v))| {
+    let mut copies = arenas.compute.map(|c| c.chunks_mut(BLOCK));
+    let parts = (arenas.grad.chunks_mut(BLOCK).zip(arenas.master.chunks_mut(BLOCK)))
+        .zip(arenas.first_moment.chunks_mut(BLOCK).zip(arenas.second_moment.chunks_mut(BLOCK)))
+        .map(|((grad, master), (first_moment, second_moment))| {
             let compute = copies.as_mut().and_then(Iterator::next);
-            Update { hyper, grad, master, m, v, compute }
-        });
-    pool.each(parts, |update| dispatch(pool.isa(), update));
+            Arenas { grad, master, first_moment, second_moment, compute }
+        })
+        .enumerate();
+    pool.each(parts, |(b, block)| update_block(pool.isa(), hyper, undecayed, b * BLOCK, block));
+}
+
+/// Updates the block that starts at element `start`, stretch by stretch.
+fn update_block<E: Element>(
+    isa: Isa,
+    hyper: &Derived,
+    undecayed: &[Range<usize>],
+    start: usize,
+    mut block: Arenas<'_, E>,
+) {
+    let len = block.grad.len();
+    let mut update = |range: Range<usize>, keep: f32| {
+        if !range.is_empty() {
+            dispatch(isa, Update { hyper, keep, arenas: block.range(range) });
+        }
+    };
+    let mut at = 0;
+    let first = undecayed.partition_point(|r| r.end <= start);
+    for stretch in undecayed[first..].iter().take_while(|r| r.start < start + len) {
+        let (from, to) = (stretch.start.saturating_sub(start), (stretch.end - start).min(len));
+        update(at..from, hyper.keep_decayed);
+        update(from..to, 1.0);
+        at = to;
+    }
+    update(at..len, hyper.keep_decayed);
 }
 
 struct SumSquares<'a>(&'a [f32]);

@@ -4,19 +4,18 @@
 //! batches and the seed; neither the number of threads nor the split into micro-batches changes more than the
 //! rounding of sums.
 
+use std::ops::Range;
+
 use muster_allreduce::digest;
-use muster_kernels::optim::{self, AdamW};
+use muster_kernels::optim::{self, AdamW, Arenas};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, loss};
+use muster_kernels::{Element, elementwise, loss};
 use muster_proto::Step;
 
 use crate::batch::{MicroBatch, Targets};
 use crate::model::Model;
 use crate::params::{ArenasMut, Params};
 use crate::tape::{DropoutKeys, Tape, Workspace};
-
-/// Elements that one task clears.
-const ZERO_BLOCK: usize = 1 << 16;
 
 /// Settings of AdamW that stay the same over a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -59,6 +58,8 @@ pub struct Engine<E: Element> {
     first_moment: Vec<f32>,
     second_moment: Vec<f32>,
     hyper: Hyper,
+    /// Stretches of the arenas that AdamW does not decay.
+    undecayed: Vec<Range<usize>>,
     seed: u64,
     pool: Pool,
     work: Workspace<E>,
@@ -71,8 +72,9 @@ impl<E: Element> Engine<E> {
     /// If `weights` is not as long as the model's arena.
     pub fn new(model: Model, weights: Vec<f32>, hyper: Hyper, seed: u64, pool: Pool) -> Self {
         let len = model.layout().arena_len();
-        let params = Params::new(model.layout().clone(), weights);
+        let params = Params::new(model.layout().clone(), weights, &pool);
         Self {
+            undecayed: model.layout().undecayed(),
             model,
             params,
             grads: vec![0.0; len],
@@ -92,7 +94,7 @@ impl<E: Element> Engine<E> {
 
     /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
     pub fn clear_gradients(&mut self) {
-        self.pool.each(self.grads.chunks_mut(ZERO_BLOCK), |part| part.fill(0.0));
+        elementwise::zero(&self.pool, &mut self.grads);
     }
 
     /// The f32 weights, arena order.
@@ -122,7 +124,8 @@ impl<E: Element> Engine<E> {
     /// Those of `read`; weights and moments are then of no use.
     pub fn restore<T, X>(&mut self, read: impl FnOnce(ArenasMut<'_>) -> Result<T, X>) -> Result<T, X> {
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
-        let read = self.params.overwrite(|master| read(ArenasMut { master, first_moment, second_moment }))?;
+        let fill = |master: &mut [f32]| read(ArenasMut { master, first_moment, second_moment });
+        let read = self.params.overwrite(&self.pool, fill)?;
         self.clear_gradients();
         Ok(read)
     }
@@ -159,37 +162,34 @@ impl<E: Element> Engine<E> {
     pub fn apply(&mut self, update: &Update) -> Applied {
         let grad_norm = optim::sum_squares(&self.pool, &self.grads).sqrt();
         let non_finite = if grad_norm.is_finite() { None } else { self.first_non_finite() };
-        if non_finite.is_none() {
-            self.step(update, clip_factor(grad_norm, update.max_grad_norm));
+        match non_finite {
+            None => self.step(update, clip_factor(grad_norm, update.max_grad_norm)),
+            Some(_) => self.clear_gradients(),
         }
-        self.clear_gradients();
         Applied { grad_norm, non_finite }
     }
 
+    /// Moves all weights and clears the gradients in one pass over the arenas. The gaps between parameters hold zeros,
+    /// which AdamW leaves as they are.
     fn step(&mut self, update: &Update, grad_scale: f32) {
-        let layout = self.params.layout().clone();
-        let (master, mut compute) = self.params.update_parts();
-        for param in layout.params() {
-            let range = param.range.clone();
-            let hyper = AdamW {
-                lr: update.learning_rate as f32,
-                beta1: self.hyper.beta1,
-                beta2: self.hyper.beta2,
-                eps: self.hyper.eps,
-                weight_decay: if param.kind.decays() { self.hyper.weight_decay } else { 0.0 },
-                step: update.number,
-                grad_scale,
-            };
-            optim::adamw(
-                &self.pool,
-                &hyper,
-                &self.grads[range.clone()],
-                &mut master[range.clone()],
-                &mut self.first_moment[range.clone()],
-                &mut self.second_moment[range.clone()],
-                compute.as_deref_mut().map(|c| &mut c[range]),
-            );
-        }
+        let hyper = AdamW {
+            lr: update.learning_rate as f32,
+            beta1: self.hyper.beta1,
+            beta2: self.hyper.beta2,
+            eps: self.hyper.eps,
+            weight_decay: self.hyper.weight_decay,
+            step: update.number,
+            grad_scale,
+        };
+        let (master, compute) = self.params.update_parts();
+        let arenas = Arenas {
+            grad: &mut self.grads,
+            master,
+            first_moment: &mut self.first_moment,
+            second_moment: &mut self.second_moment,
+            compute,
+        };
+        optim::adamw(&self.pool, &hyper, &self.undecayed, arenas);
     }
 
     /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.

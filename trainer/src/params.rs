@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use muster_kernels::Element;
+use muster_kernels::{Element, Pool, elementwise};
 
 /// What a parameter is; weight decay goes by it, never by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +96,18 @@ impl Layout {
         self.params.iter().map(|p| p.range.len()).sum()
     }
 
+    /// The stretches that AdamW does not decay, ascending; neighbours are one.
+    pub fn undecayed(&self) -> Vec<Range<usize>> {
+        let mut stretches: Vec<Range<usize>> = Vec::new();
+        for param in self.params.iter().filter(|p| !p.kind.decays()) {
+            match stretches.last_mut() {
+                Some(last) if last.end == param.range.start => last.end = param.range.end,
+                _ => stretches.push(param.range.clone()),
+            }
+        }
+        stretches
+    }
+
     /// Elements from the start of `first` to the end of `last`: one matrix made of adjacent parameters.
     pub fn span(&self, first: ParamId, last: ParamId) -> Range<usize> {
         self.get(first).range.start..self.get(last).range.end
@@ -176,21 +188,25 @@ impl<E: Element> Params<E> {
     ///
     /// # Panics
     /// If `master` is not as long as the layout's arena.
-    pub fn new(layout: Arc<Layout>, master: Vec<f32>) -> Self {
+    pub fn new(layout: Arc<Layout>, master: Vec<f32>, pool: &Pool) -> Self {
         assert_eq!(master.len(), layout.arena_len(), "weights must fill the arena");
         // In f32 the arena itself is what forward reads: a copy would hold the model twice while it is loaded.
         match bytemuck::allocation::try_cast_vec::<f32, E>(master) {
             Ok(compute) => Self { layout, compute, master: Vec::new() },
-            Err((_, master)) => Self { layout, compute: rounded(&master), master },
+            Err((_, master)) => {
+                let mut compute = vec![E::zeroed(); master.len()];
+                elementwise::cast(pool, &master, &mut compute);
+                Self { layout, compute, master }
+            }
         }
     }
 
     /// Lets `write` overwrite the f32 weights, then refreshes the rounded copy, where there is one.
-    pub fn overwrite<T>(&mut self, write: impl FnOnce(&mut [f32]) -> T) -> T {
+    pub fn overwrite<T>(&mut self, pool: &Pool, write: impl FnOnce(&mut [f32]) -> T) -> T {
         let (master, compute) = self.update_parts();
         let written = write(master);
         if let Some(compute) = compute {
-            compute.iter_mut().zip(&*master).for_each(|(to, &from)| *to = E::from_f32(from));
+            elementwise::cast(pool, master, compute);
         }
         written
     }
@@ -221,10 +237,6 @@ impl<E: Element> Params<E> {
     }
 }
 
-fn rounded<E: Element>(master: &[f32]) -> Vec<E> {
-    master.iter().map(|&x| E::from_f32(x)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use muster_kernels::bf16;
@@ -238,17 +250,30 @@ mod tests {
     }
 
     #[test]
+    fn stretches_without_decay_join_where_they_touch() {
+        let mut layout = Layout::default();
+        let mut push = |size: usize, kind| layout.push(String::new(), &[size], kind, false);
+        push(ALIGN, ParamKind::Bias);
+        push(ALIGN, ParamKind::Gain);
+        push(3, ParamKind::Matrix);
+        push(5, ParamKind::Bias);
+        push(5, ParamKind::Gain);
+        assert_eq!(layout.undecayed(), [0..2 * ALIGN, 3 * ALIGN..3 * ALIGN + 5, 4 * ALIGN..4 * ALIGN + 5]);
+    }
+
+    #[test]
     fn f32_weights_are_taken_over_and_bf16_ones_are_rounded_beside_the_master() {
+        let pool = Pool::new(1).unwrap();
         let weights = vec![1.0, 1.001, -2.0];
         let address = weights.as_ptr();
-        let f32s = Params::<f32>::new(layout(), weights.clone());
+        let f32s = Params::<f32>::new(layout(), weights.clone(), &pool);
         assert_eq!((f32s.compute(), f32s.master()), (&weights[..], &weights[..]));
-        let f32s = Params::<f32>::new(layout(), weights);
+        let f32s = Params::<f32>::new(layout(), weights, &pool);
         assert_eq!(f32s.compute().as_ptr(), address, "no copy");
-        let mut bf16s = Params::<bf16>::new(layout(), vec![1.0, 1.001, -2.0]);
+        let mut bf16s = Params::<bf16>::new(layout(), vec![1.0, 1.001, -2.0], &pool);
         assert_eq!(bf16s.compute()[1], bf16::ONE, "rounded to eight bits");
         assert_eq!(bf16s.master()[1], 1.001);
-        bf16s.overwrite(|master| master.fill(0.5));
+        bf16s.overwrite(&pool, |master| master.fill(0.5));
         assert_eq!(bf16s.compute(), [bf16::from_f32(0.5); 3], "the copy follows the master");
     }
 }

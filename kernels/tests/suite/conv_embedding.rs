@@ -54,7 +54,9 @@ fn convolution_does_not_leak_between_sequences() {
 
 fn tables<E: Element>() {
     for pool in pools() {
-        for (rows, cols, tokens) in [(1, 1, 5), (2, 300, 70), (50, 17, 33), (1000, 64, 400), (10, 8, 0)] {
+        for (rows, cols, tokens) in
+            [(1, 1, 5), (2, 300, 70), (50, 17, 33), (1000, 64, 400), (10, 8, 0), (2, 100, 3000)]
+        {
             let table = noise::<E>(1, rows * cols);
             let ids: Vec<u32> = (0..tokens).map(|t| rng::below(2, t, rows as u64) as u32).collect();
             let n = tokens as usize * cols;

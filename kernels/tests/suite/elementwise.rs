@@ -135,3 +135,17 @@ fn sums<E: Element>() {
 fn sums_and_scales_match_the_reference() {
     for_both!(sums);
 }
+
+#[test]
+fn copies_and_zeros_reach_every_element() {
+    for pool in pools() {
+        for n in LENGTHS.into_iter().chain([200_001]) {
+            let x = noise::<f32>(1, n);
+            let mut y = vec![f32::NAN; n];
+            elementwise::copy(&pool, &x, &mut y);
+            assert_eq!(x, y);
+            elementwise::zero(&pool, &mut y);
+            assert!(y.iter().all(|y| y.to_bits() == 0));
+        }
+    }
+}

@@ -17,3 +17,4 @@ mod linear;
 mod loss;
 mod norm;
 mod optim;
+mod pool;

@@ -1,10 +1,18 @@
-use muster_kernels::optim::{AdamW, adamw, first_non_finite, sum_squares};
+use muster_kernels::optim::{AdamW, Arenas, adamw, first_non_finite, sum_squares};
 use muster_kernels::{Element, Pool, bf16, reference};
 
 use crate::common::{LENGTHS, bits, close, noise, pools, same_on_any_thread_count};
 
 fn hyper(step: u64) -> AdamW {
     AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step, grad_scale: 0.5 }
+}
+
+type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
+
+/// One update of gradients, weights and moments, all of it decayed.
+fn update<E: Element>(pool: &Pool, hyper: &AdamW, slices: Slices<'_>, compute: Option<&mut [E]>) {
+    let (grad, master, first_moment, second_moment) = slices;
+    adamw(pool, hyper, &[], Arenas { grad, master, first_moment, second_moment, compute });
 }
 
 #[test]
@@ -16,7 +24,9 @@ fn three_updates_match_the_reference() {
             let mut want: Vec<_> = reference::widen(&w).into_iter().map(|w| (w, 0.0, 0.0)).collect();
             for step in 1..=3 {
                 let grad = noise::<f32>(10 + step, n);
-                adamw(&pool, &hyper(step), &grad, &mut w, &mut m, &mut v, Some(&mut copy));
+                let mut cleared = grad.clone();
+                update(&pool, &hyper(step), (&mut cleared, &mut w, &mut m, &mut v), Some(&mut copy));
+                assert!(cleared.iter().all(|g| g.to_bits() == 0), "gradients are cleared");
                 for (state, g) in want.iter_mut().zip(&grad) {
                     *state = reference::adamw(&hyper(step), f64::from(*g), *state);
                 }
@@ -39,9 +49,9 @@ fn two_updates_have_the_values_worked_out_by_hand() {
     let h =
         AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-3, weight_decay: 0.1, step: 1, grad_scale: 1.0 };
     let (mut w, mut m, mut v) = ([1.0_f32], [0.0_f32], [0.0_f32]);
-    adamw::<f32>(&pool, &h, &[0.5], &mut w, &mut m, &mut v, None);
+    update::<f32>(&pool, &h, (&mut [0.5], &mut w, &mut m, &mut v), None);
     assert!((w[0] - 0.890_199_6).abs() < 1e-6, "{}", w[0]);
-    adamw::<f32>(&pool, &AdamW { step: 2, ..h }, &[-0.25], &mut w, &mut m, &mut v, None);
+    update::<f32>(&pool, &AdamW { step: 2, ..h }, (&mut [-0.25], &mut w, &mut m, &mut v), None);
     // v = 0.999 * 0.25e-3 + 0.0625e-3 = 0.31225e-3, corrected by 0.001999: 0.156203, root 0.395225.
     let want = 0.890_199_6 * 0.99 - 0.1 * (0.02 / 0.19) / (0.395_225 + 1e-3);
     assert!((f64::from(w[0]) - want).abs() < 1e-6, "{} {want}", w[0]);
@@ -58,7 +68,7 @@ fn small_updates_add_up_behind_a_bf16_weight() {
         for step in 1..=1000 {
             // A constant gradient makes each update exactly lr.
             let h = AdamW { lr: 1e-5, weight_decay: 0.0, step, ..hyper(1) };
-            adamw(&pool, &h, &[1.0], &mut w, &mut m, &mut v, Some(&mut copy));
+            update(&pool, &h, (&mut [1.0], &mut w, &mut m, &mut v), Some(&mut copy));
         }
         assert!((w[0] - 0.99).abs() < 1e-4, "{}", w[0]);
         assert!((copy[0].to_f32() - 0.99).abs() < 0.01 * 0.99);
@@ -70,11 +80,52 @@ fn small_updates_add_up_behind_a_bf16_weight() {
 fn a_zero_gradient_only_decays() {
     for pool in pools() {
         let (mut w, mut m, mut v) = (vec![2.0_f32; 37], vec![0.0; 37], vec![0.0; 37]);
-        let grad = vec![0.0; 37];
-        adamw::<f32>(&pool, &AdamW { weight_decay: 0.0, ..hyper(1) }, &grad, &mut w, &mut m, &mut v, None);
+        let mut g = vec![0.0; 37];
+        let plain = AdamW { weight_decay: 0.0, ..hyper(1) };
+        update::<f32>(&pool, &plain, (&mut g, &mut w, &mut m, &mut v), None);
         assert!(w.iter().all(|&w| w == 2.0));
-        adamw::<f32>(&pool, &hyper(1), &grad, &mut w, &mut m, &mut v, None);
+        update::<f32>(&pool, &hyper(1), (&mut g, &mut w, &mut m, &mut v), None);
         assert!(w.iter().all(|&w| w == 2.0 * (1.0 - 1e-3 * 1e-2_f64) as f32));
+    }
+}
+
+/// Stretches without decay that begin, end and lie inside of blocks of 16 Ki elements: one call has the bits of a call
+/// per stretch.
+#[test]
+fn one_call_updates_a_whole_model() {
+    let n = 40_000;
+    let undecayed = [0..5, 5..9, 1000..1000, 16_000..16_500, 20_000..33_000, 39_990..n];
+    for pool in pools() {
+        let start = (noise::<f32>(1, n), noise::<f32>(2, n), noise::<f32>(3, n));
+        let second: Vec<f32> = noise::<f32>(4, n).iter().map(|v| v * v).collect();
+        let (mut g, mut w, mut m) = start.clone();
+        let (mut v, mut c) = (second.clone(), vec![bf16::ZERO; n]);
+        let arenas = Arenas {
+            grad: &mut g,
+            master: &mut w,
+            first_moment: &mut m,
+            second_moment: &mut v,
+            compute: Some(&mut c),
+        };
+        adamw(&pool, &hyper(3), &undecayed, arenas);
+        let (mut want_g, mut want_w, mut want_m) = start;
+        let (mut want_v, mut want_c) = (second, vec![bf16::ZERO; n]);
+        let mut at = 0;
+        for stretch in undecayed.iter().chain([&(n..n)]) {
+            for (range, decay) in [(at..stretch.start, 0.01), (stretch.clone(), 0.0)] {
+                let slices = (
+                    &mut want_g[range.clone()],
+                    &mut want_w[range.clone()],
+                    &mut want_m[range.clone()],
+                    &mut want_v[range.clone()],
+                );
+                let h = AdamW { weight_decay: decay, ..hyper(3) };
+                update(&pool, &h, slices, Some(&mut want_c[range]));
+            }
+            at = stretch.end;
+        }
+        assert_eq!((bits(&w), bits(&m), bits(&v)), (bits(&want_w), bits(&want_m), bits(&want_v)));
+        assert_eq!((bits(&c), bits(&g)), (bits(&want_c), vec![0; n]));
     }
 }
 

@@ -70,13 +70,6 @@ impl<T: bytemuck::Pod> Recycler<T> {
         Buf { data, len, home: self.clone() }
     }
 
-    /// Takes a buffer of `len` zeros.
-    pub fn take_zeroed(&self, len: usize) -> Buf<T> {
-        let mut buf = self.take(len);
-        buf.fill(T::zeroed());
-        buf
-    }
-
     /// Bytes of all free buffers.
     #[cfg(test)]
     fn free_bytes(&self) -> usize {

@@ -117,10 +117,10 @@ impl Prepared {
             return Ok(Loaded { engine, state: restored.state, report: None, skipped: restored.skipped });
         }
         let (weights, report) = match self.init {
-            Init::Random => (random_weights(&self.model, seed), None),
+            Init::Random => (random_weights(&pool, &self.model, seed), None),
             Init::Pretrained => {
                 let files = WeightFiles::open(&self.model_dir)?;
-                let mut weights = random_head(&self.model, seed);
+                let mut weights = random_head(&pool, &self.model, seed);
                 let rules = LoadRules::new(HeadRule::MayBeNew);
                 let report = load_into(&files, &layout, &rules, &mut weights)?;
                 (weights, Some(report))

@@ -113,12 +113,13 @@ impl Lab {
     ) -> Result<Option<Results>, TrainError> {
         let model = Model::new(Config::parse(CONFIG).unwrap(), 2);
         let layout = model.layout().clone();
-        let mut weights = random_weights(&model, 7);
+        let pool = Pool::new(threads).unwrap();
+        let mut weights = random_weights(&pool, &model, 7);
         if let Some(value) = self.poison {
             weights[table(&model).start + RARE as usize * 16] = value;
         }
         let hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
-        let mut engine = Engine::<f32>::new(model, weights, hyper, 7, Pool::new(threads).unwrap());
+        let mut engine = Engine::<f32>::new(model, weights, hyper, 7, pool);
         let identity = Identity {
             config: serde_json::from_str(CONFIG).unwrap(),
             tokenizer_files: Vec::new(),

@@ -99,7 +99,11 @@ impl<E: Element> Tape<'_, E> {
 impl<E: Element> AttentionOp<E> {
     pub(super) fn backward(self, dout: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let mut dqkv = back.env.activations.take(self.qkv.rows * self.qkv.cols);
-        let sum = |var: Option<&Var<E>>| back.env.floats.take_zeroed(var.map_or(0, |v| v.data().len()));
+        let sum = |var: Option<&Var<E>>| {
+            let mut sum = back.env.floats.take(var.map_or(0, |v| v.data().len()));
+            elementwise::zero(back.env.pool, &mut sum);
+            sum
+        };
         let mut drelative = self.relative.as_ref().map(|r| (sum(r.keys.as_ref()), sum(r.queries.as_ref())));
         attention::backward(
             back.env.pool,

@@ -52,7 +52,7 @@ impl<E: Element> Tape<'_, E> {
         let start = table.range.start;
         let range = start + rows.start * table.cols..start + rows.end * table.cols;
         let mut y = self.env.activations.take(range.len());
-        y.copy_from_slice(&self.env.params[range.clone()]);
+        elementwise::copy(self.env.pool, &self.env.params[range.clone()], &mut y);
         let y = self.var(y, rows.len(), table.cols);
         self.record(y.node, Op::TableRows(TableRowsOp { range }));
         y

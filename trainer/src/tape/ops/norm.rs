@@ -1,7 +1,7 @@
 //! Residual + dropout + LayerNorm in one pass, and dropout alone.
 
 use muster_kernels::Element;
-use muster_kernels::{dropout, norm};
+use muster_kernels::{dropout, elementwise, norm};
 
 use super::super::buffer::Buf;
 use super::super::keys::{KeyKind, Site};
@@ -103,7 +103,7 @@ impl<E: Element> Tape<'_, E> {
     fn owned(&mut self, mut x: Var<E>) -> Var<E> {
         if std::rc::Rc::get_mut(&mut x.data).is_none() {
             let mut copy = self.env.activations.take(x.data.len());
-            copy.copy_from_slice(&x.data);
+            elementwise::copy(self.env.pool, &x.data, &mut copy);
             x.data = std::rc::Rc::new(copy);
         }
         x

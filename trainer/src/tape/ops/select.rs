@@ -1,8 +1,8 @@
-//! The first token of every sequence, which the classification heads read.
+//! The first token of every sequence, which the classification heads read. Its rows are few and copied by one thread.
 
 use std::rc::Rc;
 
-use muster_kernels::Element;
+use muster_kernels::{Element, elementwise};
 
 use super::super::buffer::Buf;
 use super::super::{Backward, Tape, Var};
@@ -30,7 +30,8 @@ impl<E: Element> Tape<'_, E> {
 impl<E: Element> FirstOp<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let cols = self.x.cols;
-        let mut dx = back.env.activations.take_zeroed(self.x.rows * cols);
+        let mut dx = back.env.activations.take(self.x.rows * cols);
+        elementwise::zero(back.env.pool, &mut dx);
         for (grad, &at) in dy.chunks_exact(cols).zip(self.offsets.iter()) {
             dx[at as usize * cols..][..cols].copy_from_slice(grad);
         }

@@ -1,10 +1,14 @@
 //! What the machine can do at most: the yardsticks of `make bench` and `muster doctor`.
 
+mod stream;
+
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::isa::{Cpu, Isa, Kernel, Simd, dispatch};
 use crate::pool::Pool;
+
+pub use stream::{Mix, Stream};
 
 /// Independent chains per thread: FMA latency 4, two units, and some to spare.
 const CHAINS: usize = 12;
