@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use half::bf16;
 use muster_kernels::attention::{self, Relative, RelativeGrad, Terms};
 use muster_kernels::gemm::Scratch;
-use muster_kernels::optim::{self, AdamW};
+use muster_kernels::optim::{self, AdamW, Arenas};
 use muster_kernels::{Cx, Element, Pool, dropout, linear, norm, peak, rng};
 use muster_trainer::model::Buckets;
 use serde::Serialize;
@@ -153,7 +153,7 @@ fn time<E: Element>(pool: &Pool, name: &str, case: Case) -> Result<Timed> {
             let flops = 3.0 * 4.0 * n * (n + slots) * (sequences * heads * dim) as f64;
             (time_attention::<E>(pool, sequences, length, (heads, dim)), flops, 0.0)
         }
-        Case::AdamW { parameters } => (time_adamw(pool, parameters), 0.0, 28.0 * parameters as f64),
+        Case::AdamW { parameters } => (time_adamw(pool, parameters), 0.0, 32.0 * parameters as f64),
         // Forward reads x and the residual and writes the sum and y; backward reads dy and the sum and writes both
         // gradients.
         Case::Norm { rows, cols } => {
@@ -247,12 +247,20 @@ fn time_attention<E: Element>(
 }
 
 fn time_adamw(pool: &Pool, parameters: usize) -> f64 {
-    let grad = noise::<f32>(parameters);
-    let mut master = noise::<f32>(parameters);
+    let (mut grad, mut master) = (noise::<f32>(parameters), noise::<f32>(parameters));
     let (mut m, mut v) = (vec![0.0; parameters], vec![0.0; parameters]);
     let hyper =
         AdamW { lr: 1e-5, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01, step: 3, grad_scale: 1.0 };
-    median(|| optim::adamw::<f32>(pool, &hyper, &grad, &mut master, &mut m, &mut v, None))
+    median(|| {
+        let arenas = Arenas::<f32> {
+            grad: &mut grad,
+            master: &mut master,
+            first_moment: &mut m,
+            second_moment: &mut v,
+            compute: None,
+        };
+        optim::adamw(pool, &hyper, &[], arenas);
+    })
 }
 
 fn time_norm<E: Element>(pool: &Pool, rows: usize, cols: usize) -> f64 {

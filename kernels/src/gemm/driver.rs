@@ -38,12 +38,15 @@ fn packed<A: Element, B: Element, U: Unit, T: Target>(
     let (pa, pb) = (scratch.a.sized::<U>(left.len()), scratch.b.sized::<U>(right.len()));
     {
         let (into_a, into_b) = (SharedMut::new(&mut *pa), SharedMut::new(&mut *pb));
-        pool.run(left.count() + right.count(), |task| {
+        let (tasks_a, tasks_b) = (left.tasks(), right.tasks());
+        pool.run(tasks_a + tasks_b, |task| {
             // SAFETY: each panel is one task's.
             unsafe {
-                match task.checked_sub(left.count()) {
-                    None => pack::panel(pool.isa(), &left, a, task, into_a.range(left.range(task))),
-                    Some(q) => pack::panel(pool.isa(), &right, b.t(), q, into_b.range(right.range(q))),
+                match task.checked_sub(tasks_a) {
+                    None => pack::panels(pool.isa(), &left, a, task, into_a.range(left.range(task))),
+                    Some(task) => {
+                        pack::panels(pool.isa(), &right, b.t(), task, into_b.range(right.range(task)))
+                    }
                 }
             }
         });
@@ -57,39 +60,9 @@ fn packed<A: Element, B: Element, U: Unit, T: Target>(
 }
 
 thread_local! {
-    /// Sums of the macro-tile that this thread computes. Neither packing nor targets start other work on this
-    /// thread, so nobody borrows it twice.
+    /// Sums of the macro-tile that this thread computes. Targets start no other work on this thread, so nobody borrows
+    /// it twice.
     static ACCUMULATORS: RefCell<Lines> = RefCell::default();
-    static ALONE: RefCell<Scratch> = RefCell::default();
-}
-
-/// A B on the calling thread.
-pub(super) fn alone<T: Target>(isa: Isa, a: Mat<'_, f32>, b: Mat<'_, f32>, target: &T) {
-    super::check_operands(&a, &b);
-    if a.rows == 0 || b.cols == 0 {
-        return;
-    }
-    let micro = micro::f32(isa);
-    let (left, right) = micro.panels(a.rows, b.cols, a.cols);
-    ALONE.with(|scratch| {
-        let Scratch { a: pa, b: pb } = &mut *scratch.borrow_mut();
-        let (pa, pb) = (pa.sized::<f32>(left.len()), pb.sized::<f32>(right.len()));
-        for p in 0..left.count() {
-            pack::panel(isa, &left, a, p, &mut pa[left.range(p)]);
-        }
-        for q in 0..right.count() {
-            pack::panel(isa, &right, b.t(), q, &mut pb[right.range(q)]);
-        }
-        let grid = Grid::new(&micro, &left, &right, 1);
-        let product = Product { isa, micro: &micro, left, right, a: pa, b: pb };
-        ACCUMULATORS.with(|acc| {
-            let acc = &mut acc.borrow_mut();
-            (0..grid.tasks()).for_each(|task| {
-                let (rows, cols) = grid.task(task);
-                product.macro_tile(rows, cols, acc, target);
-            });
-        });
-    });
 }
 
 /// How the panels of C are cut into macro-tiles. The cut changes no sum, so it may depend on the threads.
@@ -157,12 +130,13 @@ impl<U: Unit> Product<'_, U> {
             acc.fill(0.0);
         }
         micro.enter();
-        for from in (0..depth).step_by(micro.kc) {
-            let block = micro.kc.min(depth - from);
-            for (j, q) in cols.clone().enumerate() {
-                let b = &self.b[self.right.block(q, from, block)];
-                for (i, p) in rows.clone().enumerate() {
-                    let a = &self.a[self.left.block(p, from, block)];
+        let longest = micro.block(depth);
+        for from in (0..depth).step_by(longest) {
+            let block = longest.min(depth - from);
+            for (i, p) in rows.clone().enumerate() {
+                let a = &self.a[self.left.block(p, from, block)];
+                for (j, q) in cols.clone().enumerate() {
+                    let b = &self.b[self.right.block(q, from, block)];
                     let at = (i * cols.len() + j) * tile;
                     micro.run(block, a, b, &mut acc[at..at + tile], from == 0);
                 }

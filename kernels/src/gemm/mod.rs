@@ -6,7 +6,7 @@
 //! Products with few rows skip the packing ([`skinny`]).
 //!
 //! The order of every sum depends on the shape, the instruction set and the cache sizes alone, never on the threads.
-//! Deliberately absent: sparse or batched products and factors other than those of [`Store`].
+//! Deliberately absent: sparse or batched products, factors, and results with gaps between rows.
 
 mod driver;
 mod micro;
@@ -16,7 +16,6 @@ mod target;
 
 use crate::aligned::Lines;
 use crate::element::Element;
-use crate::isa::Isa;
 use crate::pool::{Pool, SharedMut};
 
 use self::target::Plain;
@@ -27,14 +26,6 @@ pub(crate) use self::target::{Bias, BiasActivation, Slope, Target};
 pub struct Scratch {
     a: Lines,
     b: Lines,
-}
-
-/// Grows a buffer where needed and returns its first `len` elements (with unspecified content).
-pub(crate) fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }
 
 /// A matrix in a slice; element (i, j) is `data[i * row_stride + j * col_stride]`.
@@ -87,31 +78,6 @@ pub enum Write {
     Add,
 }
 
-/// A matrix to write to: element (i, j) is `data[i * row_stride + j]`; rows must not overlap.
-pub(crate) struct MatMut<'a> {
-    pub(crate) data: &'a mut [f32],
-    pub(crate) row_stride: usize,
-}
-
-/// Where and with which factor a product is written.
-#[derive(Clone, Copy)]
-pub(crate) struct Store {
-    pub(crate) write: Write,
-    pub(crate) factor: f32,
-}
-
-impl Store {
-    pub(crate) const SET: Self = Self { write: Write::Set, factor: 1.0 };
-    pub(crate) const ADD: Self = Self { write: Write::Add, factor: 1.0 };
-}
-
-/// A product in f32 on the calling thread, for tiles.
-pub(crate) fn tile(isa: Isa, a: Mat<'_, f32>, b: Mat<'_, f32>, c: MatMut<'_>, store: Store) {
-    check_result(a.rows, b.cols, c.row_stride, c.data.len());
-    let target = Plain { c: SharedMut::new(c.data), row_stride: c.row_stride, store };
-    driver::alone(isa, a, b, &target);
-}
-
 /// C (+)= A B; C is row-major (a.rows, b.cols) in f32.
 pub fn gemm<A: Element, B: Element>(
     pool: &Pool,
@@ -123,8 +89,7 @@ pub fn gemm<A: Element, B: Element>(
 ) {
     let (m, n) = (a.rows, b.cols);
     assert_eq!(c.len(), m * n, "C must be ({m}, {n})");
-    let store = Store { write, factor: 1.0 };
-    gemm_into(pool, scratch, a, b, &Plain { c: SharedMut::new(c), row_stride: n, store });
+    gemm_into(pool, scratch, a, b, &Plain { c: SharedMut::new(c), cols: n, write });
 }
 
 /// A B, each finished element going to `target`, whose size the caller has checked.
@@ -150,12 +115,4 @@ fn check_operands<A, B>(a: &Mat<'_, A>, b: &Mat<'_, B>) {
     assert_eq!(k, b.rows, "the inner sizes of ({m}, {k}) and ({}, {n}) must agree", b.rows);
     a.check();
     b.check();
-}
-
-fn check_result(m: usize, n: usize, row_stride: usize, len: usize) {
-    if m == 0 || n == 0 {
-        return;
-    }
-    assert!(m == 1 || row_stride >= n, "rows of the result overlap: stride {row_stride} for {n} columns");
-    assert!((m - 1) * row_stride + n <= len, "the result ({m}, {n}) is outside of its slice");
 }

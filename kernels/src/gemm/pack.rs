@@ -44,10 +44,15 @@ impl Panels {
         self.count() * self.stride()
     }
 
-    /// Elements of one panel.
-    pub(super) fn range(&self, panel: usize) -> Range<usize> {
-        let from = panel * self.stride();
-        from..from + self.width * self.depth
+    /// Number of tasks that pack them all.
+    pub(super) fn tasks(&self) -> usize {
+        self.count().div_ceil(PANELS)
+    }
+
+    /// Elements of the panels of one packing task.
+    pub(super) fn range(&self, task: usize) -> Range<usize> {
+        let first = task * PANELS;
+        first * self.stride()..(first + PANELS).min(self.count()) * self.stride()
     }
 
     /// Elements of `depth` inner indices of a panel, from index `from` on; both are whole steps of the kernel.
@@ -57,10 +62,31 @@ impl Panels {
     }
 }
 
-/// Packs rows `panel * width ..` of a matrix whose columns are the inner indices.
-pub(super) fn panel<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, panel: usize, out: &mut [U]) {
-    let first = panel * to.width;
-    let rows = to.width.min(to.rows - first);
+/// Panels that one task packs: where a row of the matrix is contiguous, each read of it is long enough for the memory.
+const PANELS: usize = 4;
+
+/// Packs the panels of one task; columns of the matrix are the inner indices.
+pub(super) fn panels<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, task: usize, out: &mut [U]) {
+    let first = task * PANELS * to.width;
+    let rows = (PANELS * to.width).min(to.rows - first);
+    if m.row_stride == 1 && to.group == 1 && m.col_stride != 1 {
+        return dispatch(isa, Columns { data: &m.data[first..], col_stride: m.col_stride, rows, to, out });
+    }
+    for (i, out) in out.chunks_exact_mut(to.stride()).enumerate() {
+        let row = first + i * to.width;
+        let rows = to.width.min(to.rows - row);
+        panel(
+            isa,
+            to,
+            Mat { data: &m.data[row * m.row_stride..], rows, ..m },
+            &mut out[..to.width * to.depth],
+        );
+    }
+}
+
+/// Packs one panel: all rows of `m`.
+fn panel<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, out: &mut [U]) {
+    let rows = m.rows;
     if rows < to.width {
         out.fill(U::zeroed());
     } else if to.depth > to.inner {
@@ -70,7 +96,7 @@ pub(super) fn panel<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, p
     if to.inner == 0 {
         return;
     }
-    let source = Source { isa, data: &m.data[first * m.row_stride..], rows, inner: to.inner };
+    let source = Source { isa, data: m.data, rows, inner: to.inner };
     match (E::DTYPE, U::DTYPE, to.group) {
         (DType::F32, DType::F32, 1) if m.col_stride == 1 => {
             let out = bytemuck::cast_slice_mut::<U, u32>(out);
@@ -79,7 +105,6 @@ pub(super) fn panel<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, p
         (DType::Bf16, DType::F32, 1) if m.col_stride == 1 => source.widened(m.row_stride, to, out),
         (DType::Bf16, DType::Bf16, 2) if m.col_stride == 1 => source.pairs(m.row_stride, to, out),
         (DType::Bf16, DType::Bf16, 32) if m.col_stride == 1 => source.runs(m.row_stride, to, out),
-        (_, _, 1) if m.row_stride == 1 => source.columns(m.col_stride, to, out),
         (DType::Bf16, DType::Bf16, 2) if m.row_stride == 1 => source.zipped(m.col_stride, to, out),
         (DType::Bf16, DType::Bf16, 32) if m.row_stride == 1 => source.zipped_runs(m.col_stride, to, out),
         _ => source.any((m.row_stride, m.col_stride), to, out),
@@ -143,12 +168,6 @@ impl<E: Element> Source<'_, E> {
                 out[..len].copy_from_slice(&self.data[r * row_stride + from..][..len]);
             }
         }
-    }
-
-    /// Rows side by side in memory, one inner index per group.
-    fn columns<U: Unit>(&self, col_stride: usize, to: &Panels, out: &mut [U]) {
-        let &Self { isa, data, rows, inner } = self;
-        dispatch(isa, Columns { data, col_stride, rows, width: to.width, out: &mut out[..inner * to.width] });
     }
 
     /// Rows side by side in memory, pairs of inner indices per group.
@@ -231,22 +250,31 @@ impl<E: Element> Kernel for Zip<'_, E> {
     }
 }
 
+/// Several panels whose rows lie side by side in memory, one inner index per group.
 struct Columns<'a, E, U> {
     data: &'a [E],
     col_stride: usize,
     rows: usize,
-    width: usize,
+    to: &'a Panels,
     out: &'a mut [U],
 }
 
 impl<E: Element, U: Unit> Columns<'_, E, U> {
-    /// With the width known, a row of the panel is a few vector moves.
+    /// With the width known, a row of a panel is a few vector moves.
     #[inline(always)]
-    fn full<const W: usize>(self) {
-        for (k, out) in self.out.as_chunks_mut::<W>().0.iter_mut().enumerate() {
-            let x = &self.data[k * self.col_stride..][..W];
-            for r in 0..W {
-                out[r] = U::from_f32(x[r].to_f32());
+    fn copy<const W: usize>(&mut self) {
+        let (stride, whole) = (self.to.stride(), self.rows / W);
+        for k in 0..self.to.inner {
+            let row = &self.data[k * self.col_stride..][..self.rows];
+            let (full, rest) = row.as_chunks::<W>();
+            for (p, x) in full.iter().enumerate() {
+                let out = &mut self.out[p * stride + k * W..][..W];
+                (0..W).for_each(|r| out[r] = U::from_f32(x[r].to_f32()));
+            }
+            if !rest.is_empty() {
+                let out = &mut self.out[whole * stride + k * W..][..W];
+                out[rest.len()..].fill(U::zeroed());
+                out.iter_mut().zip(rest).for_each(|(y, x)| *y = U::from_f32(x.to_f32()));
             }
         }
     }
@@ -255,18 +283,15 @@ impl<E: Element, U: Unit> Columns<'_, E, U> {
 impl<E: Element, U: Unit> Kernel for Columns<'_, E, U> {
     type Output = ();
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        match (self.rows == self.width, self.width) {
-            (true, 6) => self.full::<6>(),
-            (true, 14) => self.full::<14>(),
-            (true, 16) => self.full::<16>(),
-            (true, 32) => self.full::<32>(),
-            _ => {
-                for (k, out) in self.out.chunks_exact_mut(self.width).enumerate() {
-                    let x = &self.data[k * self.col_stride..][..self.rows];
-                    out.iter_mut().zip(x).for_each(|(y, x)| *y = U::from_f32(x.to_f32()));
-                }
-            }
+    fn run<S: Simd>(mut self, _: S) {
+        match self.to.width {
+            4 => self.copy::<4>(),
+            6 => self.copy::<6>(),
+            8 => self.copy::<8>(),
+            14 => self.copy::<14>(),
+            16 => self.copy::<16>(),
+            32 => self.copy::<32>(),
+            width => unreachable!("no kernel has panels of {width}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What happens to finished elements of a product.
 
-use super::{Store, Write};
+use super::Write;
 use crate::activation::Function;
 use crate::element::Element;
 use crate::isa::Simd;
@@ -16,23 +16,22 @@ pub(crate) trait Target: Sync {
     unsafe fn put<S: Simd>(&self, simd: S, row: usize, col: usize, values: &[f32]);
 }
 
-/// C = factor * A B or C += factor * A B in f32, rows `row_stride` apart.
+/// C = A B or C += A B in f32; C is row-major (rows, cols).
 pub(crate) struct Plain<'a> {
     pub(super) c: SharedMut<'a, f32>,
-    pub(super) row_stride: usize,
-    pub(super) store: Store,
+    pub(super) cols: usize,
+    pub(super) write: Write,
 }
 
 impl Target for Plain<'_> {
     #[inline(always)]
-    unsafe fn put<S: Simd>(&self, simd: S, row: usize, col: usize, values: &[f32]) {
-        let at = row * self.row_stride + col;
+    unsafe fn put<S: Simd>(&self, _: S, row: usize, col: usize, values: &[f32]) {
+        let at = row * self.cols + col;
         // SAFETY: the caller's promise.
         let c = unsafe { self.c.range(at..at + values.len()) };
-        let f = self.store.factor;
-        match self.store.write {
-            Write::Set => c.iter_mut().zip(values).for_each(|(c, v)| *c = f * v),
-            Write::Add => c.iter_mut().zip(values).for_each(|(c, v)| *c = simd.mul_add(f, *v, *c)),
+        match self.write {
+            Write::Set => c.copy_from_slice(values),
+            Write::Add => c.iter_mut().zip(values).for_each(|(c, v)| *c += v),
         }
     }
 }

@@ -21,6 +21,8 @@ pub struct Storage {
     pub rows: usize,
     /// Compute threads.
     pub threads: usize,
+    /// Bytes of an element of a packed operand: 2 where bf16 is multiplied as it is, else 4.
+    pub packed_bytes: usize,
 }
 
 /// One use of memory.
@@ -54,7 +56,7 @@ impl MemoryEstimate {
 
     /// What stays whatever the micro-batch: everything but activations, logits and slack.
     pub fn fixed(&self) -> u64 {
-        let varying = ["activations", "backward", "logits", "slack"];
+        let varying = ["activations", "backward", "packed operands", "logits", "slack"];
         self.parts.iter().filter(|part| !varying.contains(&part.name)).map(|part| part.bytes).sum()
     }
 
@@ -81,11 +83,9 @@ pub fn estimate(model: &ModelDims, storage: &Storage) -> MemoryEstimate {
     let saved = saved_bytes(model, storage);
     // Gradients of the widest place, the feed-forward, beside those that wait for the residual.
     let backward = tokens * (2 * wide + 4 * hidden) * element;
-    // bf16 products widen one operand of each kind to f32.
-    let widened = match storage.dtype {
-        DType::F32 => 0,
-        DType::Bf16 => 4 * (tokens * wide.max(3 * hidden) + hidden * wide.max(3 * hidden)),
-    };
+    // Operands of the largest product, packed: activations or their gradients, and a weight or again activations.
+    let widest = wide.max(3 * hidden);
+    let packed = storage.packed_bytes as u64 * (tokens * widest + (hidden * widest).max(tokens * widest));
     let part = |name, bytes| Part { name, bytes };
     MemoryEstimate {
         parts: vec![
@@ -95,7 +95,8 @@ pub fn estimate(model: &ModelDims, storage: &Storage) -> MemoryEstimate {
             part("moments", 8 * parameters),
             part("gradients", 4 * parameters),
             part("activations", saved),
-            part("backward", backward + widened),
+            part("backward", backward),
+            part("packed operands", packed),
             part("logits", 2 * 4 * rows * model.outputs as u64),
             part("slack", (saved + backward) * SLACK_PERCENT / 100),
         ],

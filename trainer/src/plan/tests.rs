@@ -206,7 +206,8 @@ fn the_micro_batch_follows_cache_row_and_run_file() {
 
 #[test]
 fn the_estimate_grows_with_tokens_and_holds_every_arena() {
-    let storage = |dtype, tokens| Storage { dtype, tokens, longest: 128, rows: 32, threads: 2 };
+    let storage =
+        |dtype, tokens| Storage { dtype, tokens, longest: 128, rows: 32, threads: 2, packed_bytes: 4 };
     let of = |dtype, tokens| estimate(&large(), &storage(dtype, tokens));
     let part =
         |estimate: &MemoryEstimate, name: &str| estimate.parts.iter().find(|p| p.name == name).unwrap().bytes;

@@ -34,8 +34,8 @@ pub(super) struct Micro<U> {
     pub(super) mr: usize,
     /// Columns of a tile.
     pub(super) nr: usize,
-    /// Inner indices per block: what panels of A and B share the first-level cache with.
-    pub(super) kc: usize,
+    /// Most inner indices of a block.
+    kc: usize,
     /// Panels of A and of B in a macro-tile: what shares the second-level cache.
     pub(super) macro_tile: (usize, usize),
     a_group: usize,
@@ -87,8 +87,8 @@ impl<U: Unit> Kind<U> {
     fn fitted(self, caches: Caches) -> Micro<U> {
         let (mr, nr) = self.tile;
         let step = self.groups.0.max(self.groups.1);
-        // One panel of each operand in the first level.
-        let fits = caches.l1d / ((mr + nr) * size_of::<U>());
+        // A panel of A stays in the first level while panels of B stream past it.
+        let fits = caches.l1d * 3 / 5 / (mr * size_of::<U>());
         let longest = DEPTH_BYTES_MAX / size_of::<U>();
         let kc = (fits.min(longest) / 32 * 32).max(32);
         // A quarter of the second level for each operand's part of a block, and some for the sums.
@@ -105,6 +105,11 @@ impl<U: Unit> Micro<U> {
         let depth = k.next_multiple_of(self.step);
         let panels = |rows, width, group| Panels { rows, inner: k, width, group, depth };
         (panels(m, self.mr, self.a_group), panels(n, self.nr, self.b_group))
+    }
+
+    /// Inner indices of a block: `depth` in equal parts.
+    pub(super) fn block(&self, depth: usize) -> usize {
+        depth.div_ceil(depth.div_ceil(self.kc).max(1)).next_multiple_of(self.step).max(self.step)
     }
 
     /// Prepares this thread for [`Micro::run`].
