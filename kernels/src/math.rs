@@ -151,6 +151,52 @@ pub(crate) fn dot<S: Simd, X: Element, Y: Element>(s: S, x: &[X], y: &[Y]) -> f3
     add_lanes(acc)
 }
 
+/// Lanes of the reductions of long rows: enough independent additions to hide their latency.
+const WIDE: usize = 4 * LANES;
+
+/// Folds `WIDE` lanes to `LANES`.
+#[inline(always)]
+fn fold(wide: &[f32; WIDE]) -> [f32; LANES] {
+    std::array::from_fn(|l| (wide[l] + wide[l + LANES]) + (wide[l + 2 * LANES] + wide[l + 3 * LANES]))
+}
+
+/// Sum of f(x), as [`sum_by`] but with four times the lanes for as long as the slice lasts.
+#[inline(always)]
+pub(crate) fn sum_wide(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut wide = [0.0_f32; WIDE];
+    let mut chunks = x.chunks_exact(WIDE);
+    for c in &mut chunks {
+        for l in 0..WIDE {
+            wide[l] += f(c[l]);
+        }
+    }
+    // The rest goes to lanes of its own: an index that is not constant would keep the others out of registers.
+    let mut acc = fold(&wide);
+    let mut rest = chunks.remainder().chunks_exact(LANES);
+    for c in &mut rest {
+        for l in 0..LANES {
+            acc[l] += f(c[l]);
+        }
+    }
+    for (a, &v) in acc.iter_mut().zip(rest.remainder()) {
+        *a += f(v);
+    }
+    add_lanes(acc)
+}
+
+/// Sum of x y, in the lanes of [`sum_wide`].
+#[inline(always)]
+pub(crate) fn dot_wide<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
+    let mut wide = [0.0_f32; WIDE];
+    let (mut xs, mut ys) = (x.chunks_exact(WIDE), y.chunks_exact(WIDE));
+    for (x, y) in (&mut xs).zip(&mut ys) {
+        for l in 0..WIDE {
+            wide[l] = s.mul_add(x[l], y[l], wide[l]);
+        }
+    }
+    add_lanes(fold(&wide)) + dot(s, xs.remainder(), ys.remainder())
+}
+
 /// The greatest element; -inf for none; NaN elements are passed over.
 #[inline(always)]
 pub(crate) fn max(x: &[f32]) -> f32 {
@@ -276,11 +322,23 @@ mod tests {
         }
     }
 
+    struct Dot<'a>(&'a [f32]);
+    impl Kernel for Dot<'_> {
+        type Output = f32;
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> f32 {
+            dot_wide(s, self.0, self.0)
+        }
+    }
+
     #[test]
     fn reductions_take_every_element_once() {
-        for n in [0, 1, 7, 15, 16, 17, 31, 32, 33, 100] {
+        for n in [0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 80, 100, 200] {
             let x: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
             assert_eq!(sum_by(&x, |x| x), x.iter().sum::<f32>(), "integers add up exactly");
+            assert_eq!(sum_wide(&x, |x| x), x.iter().sum::<f32>());
+            let squares = dispatch(Isa::Scalar, Dot(&x));
+            assert_eq!(squares, x.iter().map(|x| x * x).sum::<f32>());
             assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         }
         assert_eq!(max(&[f32::NAN, 3.0]), 3.0);

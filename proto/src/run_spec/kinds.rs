@@ -76,6 +76,18 @@ pub const fn metric_names(kind: TaskType) -> &'static [&'static str] {
 }
 
 choice! {
+    /// Whether compute threads are bound to CPUs.
+    Pin {
+        /// Where the threads fill the cores that the process may use.
+        Auto = "auto",
+        /// Wherever each thread has a CPU of its own.
+        Always = "always",
+        /// Nowhere.
+        Never = "never",
+    }
+}
+
+choice! {
     /// Format of the data files.
     DataFormat {
         /// By the file's extension.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
-    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Precision, Schedule, TaskType,
+    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Pin, Precision, Schedule, TaskType,
     Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
@@ -152,6 +152,8 @@ pub struct TrainSpec {
     pub precision: Precision,
     /// Compute threads; default `"auto"` (`None`): what the process may use.
     pub threads: Option<usize>,
+    /// Whether each compute thread is bound to a CPU; default `auto`.
+    pub pin: Pin,
     /// What happens at a loss or gradient that is not finite; default stop.
     pub on_non_finite: OnNonFinite,
     /// Steps between two lines of the metrics log; default 10.

@@ -67,6 +67,7 @@ pub const KEYS: &[Key] = &[
     key("train.max_grad_norm", "number >= 0, 0 turns it off", "1.0"),
     key("train.precision", "auto | f32 | bf16", "auto"),
     key("train.threads", "auto or whole number >= 1", "auto"),
+    key("train.pin", "auto | always | never", "auto"),
     key("train.on_non_finite", "stop | skip", "stop"),
     key("train.log_every_steps", "whole number >= 1", "10"),
     key("eval.every", "epoch | end | whole number of steps", "epoch"),

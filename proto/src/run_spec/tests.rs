@@ -100,6 +100,7 @@ epsilon = 1e-6
 max_grad_norm = 0
 precision = "bf16"
 threads = 3
+pin = "never"
 on_non_finite = "skip"
 log_every_steps = 1
 [eval]

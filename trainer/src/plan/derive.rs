@@ -7,7 +7,7 @@ use super::memory::{MemoryEstimate, estimate};
 use super::recipe::published_peak_rate;
 use super::steps::{Steps, steps};
 use super::{micro_batch, precision, units};
-use crate::topology::{CpuBudget, cpu_budget};
+use crate::topology::{CpuBudget, Pinning, cpu_budget, pinning};
 
 /// A derived value and why it is this one.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -25,6 +25,8 @@ pub struct Decision {
 pub struct DerivedPlan {
     /// Compute threads and their CPUs.
     pub cpus: CpuBudget,
+    /// Whether those threads are bound to those CPUs.
+    pub pinning: Pinning,
     /// Storage type of weights and activations.
     pub dtype: DType,
     /// Tokens of the largest micro-batch.
@@ -102,6 +104,7 @@ impl DerivedPlan {
 pub fn derive(input: &PlanInput<'_>) -> DerivedPlan {
     let train = &input.spec.train;
     let cpus = cpu_budget(input.host, train.threads);
+    let pinning = pinning(&cpus, train.pin);
     let precision = precision::choose(train.precision, input.cpu);
     let micro = micro_batch::choose(input, precision.dtype, cpus.threads);
     let storage = micro_batch::storage(input, precision.dtype, cpus.threads, micro.tokens);
@@ -114,11 +117,16 @@ pub fn derive(input: &PlanInput<'_>) -> DerivedPlan {
         traffic_bytes: 0,
         flops: 0.0,
         decisions: Vec::new(),
-        warnings: [cpus.warning.clone(), precision.warning].into_iter().flatten().collect(),
+        warnings: [cpus.warning.clone(), pinning.warning.clone(), precision.warning]
+            .into_iter()
+            .flatten()
+            .collect(),
         refusal: None,
         cpus,
+        pinning,
     };
     plan.decide("threads", plan.cpus.threads.to_string(), plan.cpus.reason.clone());
+    plan.decide("pinning", plan.pinning.describe(), plan.pinning.reason.clone());
     plan.decide("precision", dtype_name(precision.dtype).into(), precision.reason);
     plan.decide("micro-batch", format!("{} tokens", micro.tokens), micro.reason);
     decide_steps(&mut plan, input);

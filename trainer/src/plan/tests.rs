@@ -235,6 +235,7 @@ fn every_decision_has_a_value_and_a_reason() {
     let names: Vec<_> = plan.decisions.iter().map(|d| d.name).collect();
     let expected = [
         "threads",
+        "pinning",
         "precision",
         "micro-batch",
         "training data",

@@ -4,13 +4,14 @@
 //! `/proc` and `/sys` trees. The number of CPUs of the host is never used: what counts is
 //! affinity ∩ cpuset, floor(quota), physical cores first.
 //!
-//! Nothing here binds threads or memory.
+//! Nothing here binds threads or memory: [`pinning()`] only says where threads should run.
 
 pub use alloc::keep_freed_memory;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
 pub use limits::{MemoryFacts, Quota, Throttling};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
+pub use pinning::{Pinning, pinning};
 
 mod alloc;
 mod budget;
@@ -19,5 +20,6 @@ mod cpulist;
 mod facts;
 mod limits;
 mod numa;
+mod pinning;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use hwlocality::topology::builder::TopologyBuilder;
+use muster_proto::run_spec::Pin;
 
 use super::*;
 
@@ -70,6 +71,26 @@ fn case_62_without_limits_every_physical_core_gets_one_thread() {
     assert_eq!((budget.threads, budget.quota), (4, None));
     assert_eq!(budget.cpus, [0, 1, 2, 3], "one thread per core before any sibling");
     assert_eq!(budget.reason, "8 CPUs allowed (0-7) on 4 physical cores; no CPU quota");
+}
+
+#[test]
+fn threads_that_fill_the_cores_are_pinned_and_fewer_are_left_to_the_scheduler() {
+    let tree = Tree::machine(4);
+    let pin = |wanted, threads| pinning(&cpu_budget(&tree.facts(), threads), wanted);
+    let full = pin(Pin::Auto, None);
+    assert_eq!((full.cpus.as_deref(), full.describe().as_str()), (Some(&[0, 1, 2, 3][..]), "CPUs 0-3"));
+    assert_eq!(pin(Pin::Auto, Some(8)).cpus, Some((0..8).collect()), "siblings too");
+    assert_eq!(pin(Pin::Auto, Some(3)).cpus, None, "a second run may count on the fourth core");
+    assert_eq!(pin(Pin::Always, Some(3)).cpus, Some(vec![0, 1, 2]));
+    assert_eq!(pin(Pin::Never, None).cpus, None);
+    assert_eq!(pin(Pin::Always, Some(1)).cpus, None);
+    let crowd = pin(Pin::Auto, Some(9));
+    assert_eq!((crowd.cpus, crowd.warning), (None, None), "threads beyond the CPUs have their own warning");
+    let crowd = pin(Pin::Always, Some(9));
+    assert!(crowd.cpus.is_none() && crowd.warning.unwrap().contains("9 threads have only 8 CPUs"));
+    tree.v2("/", "/").put("sys/fs/cgroup/cpu.max", "350000 100000\n");
+    let quota = pinning(&cpu_budget(&tree.facts(), Some(4)), Pin::Auto);
+    assert!(quota.cpus.is_none() && quota.reason.contains("quota"), "{quota:?}");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use muster_kernels::Element;
 use muster_kernels::pool::Pool;
+use muster_kernels::{Element, isa};
 use muster_proto::limits::LOADER_QUEUE_STEPS;
 use muster_proto::run_spec::{EvalEvery, Init, RunSpec, TaskType};
 use serde_json::{Value, json};
@@ -46,6 +46,8 @@ pub struct Prepared {
     init: Init,
     hyper: Hyper,
     threads: usize,
+    /// The CPU of each thread, if they are bound.
+    pinned: Option<Vec<u32>>,
 }
 
 /// What was read before the first step.
@@ -96,6 +98,7 @@ pub fn prepare(
         init: spec.model.init,
         hyper,
         threads: plan.cpus.threads,
+        pinned: plan.pinning.cpus.clone(),
     })
 }
 
@@ -105,7 +108,7 @@ impl Prepared {
     /// # Errors
     /// Unusable weights or checkpoints, or threads that the system refuses.
     pub fn load<E: Element>(&self) -> Result<Loaded<E>, TrainError> {
-        let pool = Pool::new(self.threads)?;
+        let pool = self.pool()?;
         let seed = self.settings.seed;
         let layout = self.model.layout().clone();
         if self.start == Start::Resume {
@@ -128,6 +131,16 @@ impl Prepared {
         };
         let engine = Engine::new(self.model.clone(), weights, self.hyper, seed, pool);
         Ok(Loaded { engine, state: LoopState::default(), report, skipped: Vec::new() })
+    }
+
+    /// Starts the compute threads. One that can't be bound computes all the same, only not as steadily.
+    fn pool(&self) -> Result<Pool, TrainError> {
+        let Some(cpus) = &self.pinned else { return Ok(Pool::new(self.threads)?) };
+        let pool = Pool::pinned(cpus, isa::selected())?;
+        for refusal in pool.refusals() {
+            tracing::warn!("{refusal}; the scheduler places it");
+        }
+        Ok(pool)
     }
 
     /// Joins both into a run that is ready for its next step.
@@ -184,8 +197,8 @@ fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Ident
     let hash = |value: &Value| xxh3_64(value.to_string().as_bytes());
     let train = &run.rows.train;
     let mut train_spec = json!(spec.train);
-    // Neither changes a weight.
-    for key in ["threads", "log_every_steps", "precision"] {
+    // None of these changes a weight.
+    for key in ["threads", "pin", "log_every_steps", "precision"] {
         train_spec.as_object_mut().and_then(|map| map.shift_remove(key));
     }
     let evaluation = json!([spec.eval.every, spec.eval.metric_or_default(spec.task.kind)]);
