@@ -1,4 +1,4 @@
-"""Times a training step of transformers models, f32, for the table beside `make bench`.
+"""Times a training step of transformers models, f32 or bf16 autocast, for the table beside `make bench`.
 
 Random weights, row lengths as in banking77 (or those of --lengths), batches padded to their longest
 row, attention "eager", AdamW, clipping at norm 1. Prints one line per shape: the median step.
@@ -84,7 +84,9 @@ def measure(name, args, quantiles):
     seconds, tokens = [], []
     for ids, mask, labels in batches(args, config.vocab_size, quantiles):
         began = time.perf_counter()
-        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -93,7 +95,7 @@ def measure(name, args, quantiles):
     step = statistics.median(seconds[args.warmup :])
     real = statistics.mean(tokens[args.warmup :])
     print(
-        f"{name:26} {args.threads} threads  batch {args.batch}  {real:6.0f} real tokens/step  "
+        f"{name:26} {'bf16' if args.bf16 else 'f32'} {args.threads} threads  batch {args.batch}  {real:6.0f} real tokens/step  "
         f"{step:7.3f} s/step  {args.batch / step:7.1f} samples/s  {real / step:8.0f} real tokens/s",
         flush=True,
     )
@@ -106,6 +108,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--bf16", action="store_true", help="bf16 autocast")
     parser.add_argument("--lengths", help="comma-separated quantiles of the row length, evenly spaced")
     args = parser.parse_args()
     quantiles = [int(n) for n in args.lengths.split(",")] if args.lengths else BANKING77_QUANTILES

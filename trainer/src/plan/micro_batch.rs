@@ -94,7 +94,7 @@ pub(super) fn shrink(input: &PlanInput<'_>, dtype: DType, threads: usize, tokens
 /// How a micro-batch of so many tokens is stored.
 pub(super) fn storage(input: &PlanInput<'_>, dtype: DType, threads: usize, tokens: usize) -> Storage {
     let rows = input.spec.train.global_batch.min(tokens);
-    let packed_bytes = if dtype == DType::Bf16 && !input.host.cpu.bf16_is_emulated { 2 } else { 4 };
+    let packed_bytes = if dtype == DType::Bf16 && !input.cpu.bf16_is_emulated { 2 } else { 4 };
     Storage { dtype, tokens, longest: input.data.longest, rows, threads, packed_bytes }
 }
 
