@@ -3,7 +3,7 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test test-isa check deny bench clean
+.PHONY: help setup build demo test test-isa check deny bench bench-kernels clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
@@ -12,6 +12,7 @@ help:
 	@echo "make check   formatting, lints, docs, crate arrows"
 	@echo "make deny    licences, sources and banned crates (installs cargo-deny)"
 	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
+	@echo "make bench-kernels  products, attention, AdamW and LayerNorm against FMA peak and memory bandwidth"
 
 setup:
 	@bash scripts/setup.sh
@@ -49,6 +50,10 @@ deny: setup
 
 bench: setup
 	$(CARGO) run --release --locked -p muster-bench -- step
+
+# The same kernels in PyTorch, turn by turn: benches/peers/kernels_torch.py.
+bench-kernels: setup
+	$(CARGO) run --release --locked -p muster-bench -- kernels
 
 clean:
 	$(CARGO) clean
