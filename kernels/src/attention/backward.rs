@@ -4,14 +4,14 @@
 //! leaves its own sum, over the slots in use, and these are added in the order of the tasks.
 
 use super::block::{Part, Source, Unit};
-use super::product::{Band, Product, View};
+use super::gradients;
+use super::product::{Product, View};
 use super::relative::Span;
 use super::rows::{self, Spot};
 use super::scratch::{self, MARGIN, Scratch, padded, row_stride};
 use super::softmax::{Place, SoftmaxGrad};
 use super::table::{RelativeGrad, TableSums, most_groups, with_sums};
-use super::tasks::{Queries, Task, blocks, sequences, tasks};
-use super::vector::PAD;
+use super::tasks::{Task, blocks, sequences, share, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -106,11 +106,10 @@ fn run_task<E: Element>(
             span.clear(table, r, source.shape.head_dim);
         }
     }
-    for ((sequence, head), next) in task.each(sequences) {
-        if let Some((next, head)) = next {
-            prefetch(source, sinks, next, head);
-        }
-        differentiate(source, sinks, t, sequence, (head, head - task.heads.start, span));
+    for ((sequence, head), next) in task.each(sequences, |_, _| false) {
+        let next = next.map(|(next, head)| (next[0], head));
+        let table = head - task.heads.start;
+        differentiate(source, sinks, t, (sequence[0], next), (head, table, span));
     }
     if let Some(sums) = sums {
         for (table, head) in t.tables.iter().zip(task.heads.clone()) {
@@ -119,27 +118,23 @@ fn run_task<E: Element>(
     }
 }
 
-/// Asks for what a short sequence reads and writes. (A long one hides what it waits for.)
-fn prefetch<E: Element>(
-    source: &Source<'_, E>,
-    sinks: &Sinks<'_, E>,
-    (first, n): (usize, usize),
-    head: usize,
-) {
-    if n <= scratch::BLOCK {
-        source.prefetch_parts(Spot::of(source.qkv), (first, n), head);
-        source.prefetch_parts(sinks.dqkv_spot, (first, n), head);
-        Spot::of(sinks.dout).prefetch::<E>(source.head(first, head), n);
-        Spot::of(sinks.out).prefetch::<E>(source.head(first, head), n);
-    }
+/// Asks for what some rows of a head read and write.
+fn prefetch<E: Element>(source: &Source<'_, E>, sinks: &Sinks<'_, E>, rows: (usize, usize), head: usize) {
+    source.prefetch_parts(Spot::of(source.qkv), rows, head);
+    source.prefetch_parts(sinks.dqkv_spot, rows, head);
+    Spot::of(sinks.dout).prefetch::<E>(source.head(rows.0, head), rows.1);
+    Spot::of(sinks.out).prefetch::<E>(source.head(rows.0, head), rows.1);
 }
+
+/// A sequence, and the one that comes next with its head.
+type Turn = ((usize, usize), Option<((usize, usize), usize)>);
 
 /// All gradients of one sequence and head.
 fn differentiate<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
     t: &mut Scratch,
-    (first, n): (usize, usize),
+    ((first, n), next): Turn,
     (head, table, span): (usize, usize, Span),
 ) {
     let stride = source.stride();
@@ -147,18 +142,13 @@ fn differentiate<E: Element>(
     let v = t.v.sized(padded(n) * stride);
     source.load(source.qkv, source.part(Part::Values, first, head), (n, 1.0), v);
     source.transpose(v, n, t.vt.sized(stride * row_stride(n)));
-    for queries in blocks((first, n)) {
+    for (i, queries) in blocks((first, n)).enumerate() {
+        if let Some((next, head)) = next {
+            prefetch(source, sinks, share(next, i, n.div_ceil(scratch::BLOCK)), head);
+        }
         let unit = Unit { queries, head, span, table };
         let place = score_gradient(source, sinks, t, unit);
-        content_gradients(source, t, queries, place);
-        if let Some(r) = source.relative {
-            if r.terms.c2p() {
-                content_to_position(source, t, unit, place);
-            }
-            if r.terms.p2c() {
-                position_to_content(source, t, unit, place);
-            }
-        }
+        gradients::spread(source, t, unit, place);
         let dq = &t.dq.all()[..queries.rows * stride];
         let block = source.part(Part::Queries, first + queries.from, head);
         // SAFETY: the columns of this head in the rows of this sequence belong to this task alone.
@@ -209,112 +199,5 @@ fn score_gradient<E: Element>(
         columns: (source.shape.head_dim, stride),
     };
     dispatch(source.isa, step);
-    if source.relative.is_some() {
-        clear_margins(&mut t.scores, place, u.rows);
-    }
     place
-}
-
-/// Makes zero what products over bands read around the gradient of the scores; its own padding is zero already.
-fn clear_margins(scores: &mut scratch::Buffer, place: Place, rows: usize) {
-    let scores = scores.sized((rows + 2 * MARGIN) * place.stride);
-    let (inside, below) = (MARGIN * place.stride, (MARGIN + rows) * place.stride);
-    scores[..inside].fill(0.0);
-    scores[below..].fill(0.0);
-    for row in scores[inside..below].chunks_exact_mut(place.stride) {
-        row[PAD - MARGIN..PAD].fill(0.0);
-        row[PAD + padded(place.n)..][..MARGIN].fill(0.0);
-    }
-}
-
-/// dV += P' dO, dQ = dS K, dK += dS' Q.
-fn content_gradients<E: Element>(source: &Source<'_, E>, t: &mut Scratch, u: Queries, place: Place) {
-    let (stride, add) = (source.stride(), u.from > 0);
-    let over_queries = |a: View<'_>, b: &[f32], c: &mut [f32]| {
-        let size = (u.n, u.rows, stride);
-        let p = Product { a: a.t(), band: None, b, b_stride: stride, c, c_stride: stride, size, add };
-        dispatch(source.isa, p);
-    };
-    let probs = View::rows(t.dp.all(), place.stride);
-    over_queries(probs, t.dout.all(), t.dv.sized(u.n * stride));
-    let ds = View::rows(&t.scores.all()[place.base..], place.stride);
-    over_queries(ds, t.q.all(), t.dk.sized(u.n * stride));
-    let product = Product {
-        a: ds,
-        band: None,
-        b: t.k.all(),
-        b_stride: stride,
-        c: t.dq.sized(u.rows * stride),
-        c_stride: stride,
-        size: (u.rows, u.n, stride),
-        add: false,
-    };
-    dispatch(source.isa, product);
-}
-
-/// dQ_i += dS_ij Kr[i - j], and the gradient of Kr. With s counting the distances of the block upwards, the key of
-/// query r at s is j = r + n - 1 - s.
-fn content_to_position<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, place: Place) {
-    let Queries { n, from, rows, .. } = unit.queries;
-    let (stride, distances) = (source.stride(), n + rows - 1);
-    let at = unit.span.first_row(from, n) * stride;
-    let origin = (place.base + n - 1) as isize;
-    // (query, distance)
-    let skewed = View { data: t.scores.all(), origin, row: place.stride as isize + 1, col: -1 };
-    let product = Product {
-        a: skewed,
-        band: Some(Band { start: 0, slope: 1, width: n }),
-        b: &t.tables[unit.table].kr.all()[at..],
-        b_stride: stride,
-        c: t.dq.sized(rows * stride),
-        c_stride: stride,
-        size: (rows, distances, stride),
-        add: true,
-    };
-    dispatch(source.isa, product);
-    let product = Product {
-        a: skewed.t(),
-        band: Some(Band { start: 1 - n as isize, slope: 1, width: n }),
-        b: t.q.all(),
-        b_stride: stride,
-        c: &mut t.tables[unit.table].dkr.sized(unit.span.rows() * stride)[at..],
-        c_stride: stride,
-        size: (distances, rows, stride),
-        add: true,
-    };
-    dispatch(source.isa, product);
-}
-
-/// dK_j += dS_ij Qr[i - j], and the gradient of Qr. With s as above, the query of key j at s is r = s - (n - 1) + j.
-fn position_to_content<E: Element>(source: &Source<'_, E>, t: &mut Scratch, unit: Unit, place: Place) {
-    let Queries { n, from, rows, .. } = unit.queries;
-    let (stride, distances) = (source.stride(), n + rows - 1);
-    let at = unit.span.first_row(from, n) * stride;
-    let (row, last) = (place.stride as isize, n as isize - 1);
-    // (key, distance)
-    let skewed =
-        View { data: t.scores.all(), origin: place.base as isize - last * row, row: row + 1, col: row };
-    let band = Some(Band { start: last, slope: -1, width: rows });
-    let product = Product {
-        a: skewed,
-        band,
-        b: &t.tables[unit.table].qr.all()[at..],
-        b_stride: stride,
-        c: t.dk.sized(n * stride),
-        c_stride: stride,
-        size: (n, distances, stride),
-        add: true,
-    };
-    dispatch(source.isa, product);
-    let product = Product {
-        a: skewed.t(),
-        band,
-        b: t.k.all(),
-        b_stride: stride,
-        c: &mut t.tables[unit.table].dqr.sized(unit.span.rows() * stride)[at..],
-        c_stride: stride,
-        size: (distances, n, stride),
-        add: true,
-    };
-    dispatch(source.isa, product);
 }

@@ -6,7 +6,7 @@ use super::relative::Span;
 use super::rows::{self, Spot};
 use super::scratch::{self, Scratch, padded};
 use super::softmax::Softmax;
-use super::tasks::{Queries, Task, blocks, sequences, tasks};
+use super::tasks::{Queries, Task, blocks, sequences, share, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -71,27 +71,24 @@ fn run_task<E: Element>(
             span.load(source.isa, table, r, (&source.shape, head), source.scale);
         }
     }
-    let mut loaded = None;
-    for ((u, head), next) in task.each(units) {
-        if let Some((next, head)) = next {
-            // (A long sequence hides what it waits for.)
-            if next.n <= scratch::BLOCK {
-                source.prefetch_parts(Spot::of(source.qkv), (next.first, next.n), head);
-                sinks.out_spot.prefetch::<E>(source.head(next.first, head), next.n);
+    for ((blocks, head), next) in task.each(units, |a, b| a.first == b.first) {
+        let Queries { first, n, .. } = blocks[0];
+        load(source, t, (first, n), head);
+        for (i, &u) in blocks.iter().enumerate() {
+            if let Some((next, head)) = next {
+                let rows = share((next[0].first, next[0].n), i, blocks.len());
+                source.prefetch_parts(Spot::of(source.qkv), rows, head);
+                sinks.out_spot.prefetch::<E>(source.head(rows.0, head), rows.1);
             }
+            let token = first + u.from;
+            let at = head * source.shape.tokens() + token;
+            let unit = Unit { queries: u, head, span, table: head - task.heads.start };
+            // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
+            attend(source, t, unit, unsafe { sinks.lse.range(at..at + u.rows) });
+            let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
+            // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
+            unsafe { rows::store(source.isa, o, 1.0, &sinks.out, source.head(token, head)) };
         }
-        if loaded != Some((u.first, head)) {
-            load(source, t, (u.first, u.n), head);
-            loaded = Some((u.first, head));
-        }
-        let token = u.first + u.from;
-        let at = head * source.shape.tokens() + token;
-        let unit = Unit { queries: u, head, span, table: head - task.heads.start };
-        // SAFETY: these queries of this head belong to this task alone, and so does their range of lse.
-        attend(source, t, unit, unsafe { sinks.lse.range(at..at + u.rows) });
-        let o = (&t.o.all()[..u.rows * source.stride()], source.stride());
-        // SAFETY: the columns of this head in the rows of these queries belong to this task alone.
-        unsafe { rows::store(source.isa, o, 1.0, &sinks.out, source.head(token, head)) };
     }
 }
 

@@ -8,6 +8,7 @@
 mod backward;
 mod block;
 mod forward;
+mod gradients;
 mod product;
 mod relative;
 mod rows;

@@ -184,10 +184,9 @@ unsafe fn content_to_position<V: Vector>(k: AddContentToPosition<'_>) {
         for r in low..high {
             let strip = &k.strip[(r - low) * strip_stride + high - 1 - r..][..width];
             let scores = &mut k.scores[r * k.stride..][..width];
-            for (y, x) in scores.chunks_exact_mut(PAD).zip(strip.chunks_exact(PAD)) {
-                for l in 0..PAD {
-                    y[l] += x[l];
-                }
+            for (y, x) in scores.chunks_exact_mut(V::LANES).zip(strip.chunks_exact(V::LANES)) {
+                // SAFETY: both chunks are one register.
+                unsafe { V::load(y.as_ptr()).add(V::load(x.as_ptr())).store(y.as_mut_ptr()) };
             }
         }
     }

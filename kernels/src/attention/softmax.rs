@@ -4,7 +4,7 @@
 //! no remainder to compute one by one.
 
 use super::scratch::BLOCK;
-use super::vector::PAD;
+use super::vector::{PAD, Vector, with_vector};
 use crate::dropout::{Dropout, RowMask};
 use crate::isa::{Kernel, Simd};
 use crate::math;
@@ -49,6 +49,30 @@ impl Masks<'_> {
     }
 }
 
+/// Sum of a padded row. (LLVM takes a loop over arrays of lanes apart into halves of registers.)
+#[inline(always)]
+fn sum<S: Simd>(row: &[f32]) -> f32 {
+    with_vector!(S, lanes_sum(row))
+}
+
+/// # Safety
+/// The CPU has the instructions of `V`.
+#[inline(always)]
+unsafe fn lanes_sum<V: Vector>(row: &[f32]) -> f32 {
+    let mut lanes = [0.0; PAD];
+    for at in (0..PAD).step_by(V::LANES) {
+        // SAFETY: each register is inside of a chunk of PAD elements, PAD being a multiple of LANES.
+        unsafe {
+            let mut acc = V::splat(0.0);
+            for x in row.as_chunks::<PAD>().0 {
+                acc = acc.add(V::load(x.as_ptr().add(at)));
+            }
+            acc.store(lanes.as_mut_ptr().add(at));
+        }
+    }
+    math::add_lanes(lanes)
+}
+
 /// Scores become dropped probabilities; `lse` receives each row's log-sum-exp.
 pub(super) struct Softmax<'a> {
     pub(super) scores: &'a mut [f32],
@@ -66,16 +90,10 @@ impl Kernel for Softmax<'_> {
             let row = &mut self.scores[self.place.row(i)];
             row[self.place.n..].fill(f32::NEG_INFINITY);
             let top = math::max(row);
-            let mut sums = [0.0_f32; PAD];
             for x in row.as_chunks_mut::<PAD>().0 {
-                for l in 0..PAD {
-                    x[l] = math::exp(s, x[l] - top);
-                }
-                for l in 0..PAD {
-                    sums[l] += x[l];
-                }
+                x.iter_mut().for_each(|x| *x = math::exp(s, *x - top));
             }
-            let sum = math::add_lanes(sums);
+            let sum = sum::<S>(row);
             *lse = top + sum.ln();
             let inverse = 1.0 / sum;
             match &masks {
@@ -83,9 +101,8 @@ impl Kernel for Softmax<'_> {
                 Some(masks) => {
                     let mask = masks[i];
                     for (j, x) in row.as_chunks_mut::<PAD>().0.iter_mut().enumerate() {
-                        for l in 0..PAD {
-                            x[l] = mask.apply(j * PAD + l, x[l] * inverse);
-                        }
+                        let columns = (j * PAD..).zip(x);
+                        columns.for_each(|(j, x)| *x = mask.apply(j, *x * inverse));
                     }
                 }
             }

@@ -19,15 +19,21 @@ pub(super) struct Task {
     pub(super) heads: Range<usize>,
 }
 
+/// Units of one sequence, and a head.
+pub(super) type Run<'t, U> = (&'t [U], usize);
+
 impl Task {
-    /// Each unit and head, with the one that comes next.
-    pub(super) fn each<'t, U: Copy>(
+    /// Each run of units of one sequence, as `same` says, with each head in turn: heads are neighbours in memory, and
+    /// blocks of a sequence share its keys. With it comes the pair that is next.
+    pub(super) fn each<'t, U>(
         &'t self,
         units: &'t [U],
-    ) -> impl Iterator<Item = ((U, usize), Option<(U, usize)>)> + 't {
-        // All heads of a unit in turn, since they are neighbours in memory.
-        let pairs =
-            move || self.units.clone().flat_map(move |u| self.heads.clone().map(move |h| (units[u], h)));
+        same: impl Fn(&U, &U) -> bool + Copy + 't,
+    ) -> impl Iterator<Item = (Run<'t, U>, Option<Run<'t, U>>)> + 't {
+        let pairs = move || {
+            let runs = units[self.units.clone()].chunk_by(same);
+            runs.flat_map(move |run| self.heads.clone().map(move |head| (run, head)))
+        };
         pairs().zip(pairs().skip(1).map(Some).chain([None]))
     }
 }
@@ -50,6 +56,12 @@ pub(super) fn blocks((first, n): (usize, usize)) -> impl Iterator<Item = Queries
         let (from, to) = (b * n / count, (b + 1) * n / count);
         Queries { first, n, from, rows: to - from }
     })
+}
+
+/// The part of a sequence to ask for while part `i` of `count` is at work: first token and number of tokens.
+pub(super) fn share((first, n): (usize, usize), i: usize, count: usize) -> (usize, usize) {
+    let (from, to) = (i * n / count, (i + 1) * n / count);
+    (first + from, to - from)
 }
 
 /// Sequences that are not empty: first token and length.
@@ -154,10 +166,12 @@ mod tests {
 
     #[test]
     fn a_task_says_what_comes_next() {
-        let task = Task { group: 0, units: 1..3, heads: 4..6 };
-        let all: Vec<_> = task.each(&['a', 'b', 'c']).collect();
-        assert_eq!(all[0], (('b', 4), Some(('b', 5))));
-        assert_eq!(all[1], (('b', 5), Some(('c', 4))));
-        assert_eq!(all[3], (('c', 5), None));
+        let task = Task { group: 0, units: 1..4, heads: 4..6 };
+        let all: Vec<_> = task.each(&['a', 'b', 'B', 'c'], char::eq_ignore_ascii_case).collect();
+        let (both, last) = (&['b', 'B'][..], &['c'][..]);
+        assert_eq!(all[0], ((both, 4), Some((both, 5))));
+        assert_eq!(all[1], ((both, 5), Some((last, 4))));
+        assert_eq!(all[3], ((last, 5), None));
+        assert_eq!(all.len(), 4);
     }
 }
