@@ -119,22 +119,6 @@ pub(crate) fn add_lanes(mut a: [f32; LANES]) -> f32 {
     a[0]
 }
 
-/// Sum of f(x) in lanes: element i goes to lane i mod 16. (Over slices, so that no bounds check is left in the loop.)
-#[inline(always)]
-pub(crate) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
-    let mut acc = [0.0_f32; LANES];
-    let mut chunks = x.chunks_exact(LANES);
-    for c in &mut chunks {
-        for l in 0..LANES {
-            acc[l] += f(c[l]);
-        }
-    }
-    for (a, &v) in acc.iter_mut().zip(chunks.remainder()) {
-        *a += f(v);
-    }
-    add_lanes(acc)
-}
-
 /// Sum of x y in lanes.
 #[inline(always)]
 pub(crate) fn dot<S: Simd, X: Element, Y: Element>(s: S, x: &[X], y: &[Y]) -> f32 {
@@ -160,7 +144,7 @@ fn fold(wide: &[f32; WIDE]) -> [f32; LANES] {
     std::array::from_fn(|l| (wide[l] + wide[l + LANES]) + (wide[l + 2 * LANES] + wide[l + 3 * LANES]))
 }
 
-/// Sum of f(x), as [`sum_by`] but with four times the lanes for as long as the slice lasts.
+/// Sum of f(x) in lanes, four times [`LANES`] of them for as long as the slice lasts.
 #[inline(always)]
 pub(crate) fn sum_wide(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut wide = [0.0_f32; WIDE];
@@ -335,8 +319,7 @@ mod tests {
     fn reductions_take_every_element_once() {
         for n in [0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 80, 100, 200] {
             let x: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
-            assert_eq!(sum_by(&x, |x| x), x.iter().sum::<f32>(), "integers add up exactly");
-            assert_eq!(sum_wide(&x, |x| x), x.iter().sum::<f32>());
+            assert_eq!(sum_wide(&x, |x| x), x.iter().sum::<f32>(), "integers add up exactly");
             let squares = dispatch(Isa::Scalar, Dot(&x));
             assert_eq!(squares, x.iter().map(|x| x * x).sum::<f32>());
             assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
