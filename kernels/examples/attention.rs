@@ -25,7 +25,7 @@ fn time(mut f: impl FnMut()) -> f64 {
     let start = Instant::now();
     f();
     let (mut best, mut rounds) = (f64::INFINITY, 0);
-    while rounds < 5 || (start.elapsed().as_millis() < 300 && rounds < 200) {
+    while rounds < 5 || (start.elapsed().as_millis() < 150 && rounds < 200) {
         let t = cpu_seconds();
         f();
         best = best.min((cpu_seconds() - t) * 1e9);
@@ -44,7 +44,7 @@ fn slots() -> Vec<u32> {
 }
 
 fn measure<E: Element>(pool: &Pool, n: usize, head_dim: usize, relative: bool) {
-    let (heads, rows) = (12, (2048 / n).max(1));
+    let (heads, rows) = (12, (512 / n).max(1));
     let (tokens, hidden) = (n * rows, heads * head_dim);
     let offsets: Vec<u32> = (0..=rows as u32).map(|r| r * n as u32).collect();
     let (qkv, table, slots) = (noise::<E>(tokens * 3 * hidden), noise::<E>(512 * hidden), slots());

@@ -11,7 +11,7 @@ use super::rows::{self, Spot};
 use super::scratch::{self, MARGIN, Scratch, padded, row_stride};
 use super::softmax::{Place, SoftmaxGrad};
 use super::table::{RelativeGrad, TableSums, most_groups, with_sums};
-use super::tasks::{Task, blocks, sequences, share, tasks};
+use super::tasks::{Task, blocks, runs, sequences, share, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -83,7 +83,7 @@ pub fn backward<E: Element>(pool: &Pool, b: Backward<'_, E>) {
     with_sums(groups, size, |buffer| {
         let sums = source.relative.map(|r| TableSums::new(r, (&shape, longest), b.drelative, groups, buffer));
         pool.run(tasks.len(), |task| {
-            scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &all), sums.as_ref()));
+            scratch::with(|t| run_task(&source, &sinks, t, (&tasks, task, &all), sums.as_ref()));
         });
         if let Some(sums) = &sums {
             sums.finish(pool);
@@ -96,9 +96,11 @@ fn run_task<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
     t: &mut Scratch,
-    (task, sequences): (&Task, &[(usize, usize)]),
+    (tasks, task, sequences): (&[Task], usize, &[(usize, usize)]),
     sums: Option<&TableSums<'_, E>>,
 ) {
+    let turns = runs(tasks, task, sequences, |_, _| false);
+    let task = &tasks[task];
     let span = Span::of(sequences[task.units.clone()].iter().map(|s| s.1).max().unwrap_or(0));
     if let Some(r) = source.relative {
         for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
@@ -106,7 +108,7 @@ fn run_task<E: Element>(
             span.clear(table, r, source.shape.head_dim);
         }
     }
-    for ((sequence, head), next) in task.each(sequences, |_, _| false) {
+    for ((sequence, head), next) in turns {
         let next = next.map(|(next, head)| (next[0], head));
         let table = head - task.heads.start;
         differentiate(source, sinks, t, (sequence[0], next), (head, table, span));

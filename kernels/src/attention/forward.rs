@@ -6,7 +6,7 @@ use super::relative::Span;
 use super::rows::{self, Spot};
 use super::scratch::{self, Scratch, padded};
 use super::softmax::Softmax;
-use super::tasks::{Queries, Task, blocks, sequences, share, tasks};
+use super::tasks::{Queries, Task, blocks, runs, sequences, share, tasks};
 use super::{Relative, Shape, check_common};
 use crate::dropout::Dropout;
 use crate::element::Element;
@@ -48,7 +48,7 @@ pub fn forward<E: Element>(pool: &Pool, f: Forward<'_, E>) {
     let units: Vec<Queries> = sequences(&shape).into_iter().flat_map(blocks).collect();
     let tasks = tasks(&units, |u| (u.rows, u.n), shape.heads, source.relative.is_some(), usize::MAX);
     let sinks = Sinks { out_spot: Spot::of(f.out), out: SharedMut::new(f.out), lse: SharedMut::new(f.lse) };
-    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, &sinks, t, (&tasks[task], &units))));
+    pool.run(tasks.len(), |task| scratch::with(|t| run_task(&source, &sinks, t, (&tasks, task, &units))));
 }
 
 /// What a task writes.
@@ -63,15 +63,17 @@ fn run_task<E: Element>(
     source: &Source<'_, E>,
     sinks: &Sinks<'_, E>,
     t: &mut Scratch,
-    (task, units): (&Task, &[Queries]),
+    (tasks, task, units): (&[Task], usize, &[Queries]),
 ) {
+    let turns = runs(tasks, task, units, |a, b| a.first == b.first);
+    let task = &tasks[task];
     let span = Span::of(units[task.units.clone()].iter().map(|u| u.n).max().unwrap_or(0));
     if let Some(r) = source.relative {
         for (table, head) in t.tables.iter_mut().zip(task.heads.clone()) {
             span.load(source.isa, table, r, (&source.shape, head), source.scale);
         }
     }
-    for ((blocks, head), next) in task.each(units, |a, b| a.first == b.first) {
+    for ((blocks, head), next) in turns {
         let Queries { first, n, .. } = blocks[0];
         load(source, t, (first, n), head);
         for (i, &u) in blocks.iter().enumerate() {

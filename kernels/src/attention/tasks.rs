@@ -24,18 +24,24 @@ pub(super) type Run<'t, U> = (&'t [U], usize);
 
 impl Task {
     /// Each run of units of one sequence, as `same` says, with each head in turn: heads are neighbours in memory, and
-    /// blocks of a sequence share its keys. With it comes the pair that is next.
-    pub(super) fn each<'t, U>(
-        &'t self,
-        units: &'t [U],
-        same: impl Fn(&U, &U) -> bool + Copy + 't,
-    ) -> impl Iterator<Item = (Run<'t, U>, Option<Run<'t, U>>)> + 't {
-        let pairs = move || {
-            let runs = units[self.units.clone()].chunk_by(same);
-            runs.flat_map(move |run| self.heads.clone().map(move |head| (run, head)))
-        };
-        pairs().zip(pairs().skip(1).map(Some).chain([None]))
+    /// blocks of a sequence share its keys.
+    fn runs<'t, U>(&'t self, units: &'t [U], same: fn(&U, &U) -> bool) -> impl Iterator<Item = Run<'t, U>> {
+        let runs = units[self.units.clone()].chunk_by(same);
+        runs.flat_map(move |run| self.heads.clone().map(move |head| (run, head)))
     }
+}
+
+/// The runs of a task, each with the one that is next; after the last that is the first of the next task, which most
+/// often runs on the same thread.
+pub(super) fn runs<'t, U>(
+    tasks: &'t [Task],
+    task: usize,
+    units: &'t [U],
+    same: fn(&U, &U) -> bool,
+) -> impl Iterator<Item = (Run<'t, U>, Option<Run<'t, U>>)> {
+    let after = tasks.get(task + 1).and_then(|t| t.runs(units, same).next());
+    let next = tasks[task].runs(units, same).skip(1).map(Some).chain([after]);
+    tasks[task].runs(units, same).zip(next)
 }
 
 /// A block of queries of one sequence.
@@ -166,12 +172,14 @@ mod tests {
 
     #[test]
     fn a_task_says_what_comes_next() {
-        let task = Task { group: 0, units: 1..4, heads: 4..6 };
-        let all: Vec<_> = task.each(&['a', 'b', 'B', 'c'], char::eq_ignore_ascii_case).collect();
+        let tasks =
+            [Task { group: 0, units: 1..4, heads: 4..6 }, Task { group: 0, units: 1..4, heads: 6..7 }];
+        let units = ['a', 'b', 'B', 'c'];
+        let of = |task| runs(&tasks, task, &units, char::eq_ignore_ascii_case).collect::<Vec<_>>();
         let (both, last) = (&['b', 'B'][..], &['c'][..]);
-        assert_eq!(all[0], ((both, 4), Some((both, 5))));
-        assert_eq!(all[1], ((both, 5), Some((last, 4))));
-        assert_eq!(all[3], ((last, 5), None));
-        assert_eq!(all.len(), 4);
+        assert_eq!(of(0)[0], ((both, 4), Some((both, 5))));
+        assert_eq!(of(0)[1], ((both, 5), Some((last, 4))));
+        assert_eq!(of(0)[3], ((last, 5), Some((both, 6))));
+        assert_eq!(of(1), [((both, 6), Some((last, 6))), ((last, 6), None)]);
     }
 }
