@@ -8,7 +8,7 @@
 //! * Results never depend on the number of threads: work is cut into blocks of fixed size, and partial sums are
 //!   combined in block order.
 //! * Nothing here allocates tensors, knows about parameters or keeps state between calls, apart from scratch memory
-//!   the caller owns ([`gemm::Scratch`]) and a small scratch per thread in [`attention`].
+//!   the caller owns ([`gemm::Scratch`]) and a small scratch per thread in [`attention`] and [`gemm`].
 //! * Kernels are written once, generic over an ISA token ([`isa`]); [`mod@reference`] is their specification.
 
 pub mod activation;
