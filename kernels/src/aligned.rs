@@ -8,21 +8,46 @@ struct Line([u8; 64]);
 
 /// A buffer that only grows; its content is unspecified between uses.
 #[derive(Default)]
-pub(crate) struct Lines(Vec<Line>);
+pub(crate) struct Buffer(Vec<Line>);
 
-impl std::fmt::Debug for Lines {
+impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lines({} bytes)", self.0.len() * 64)
+        write!(f, "Buffer({} bytes)", self.bytes())
     }
 }
 
-impl Lines {
-    /// Lends the first `len` elements, growing the buffer where needed.
+impl Buffer {
+    /// Its first `len` elements, after growing where needed.
     pub(crate) fn sized<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if self.0.len() < lines {
-            self.0.resize(lines, Line::zeroed());
+            // A fresh allocation of exactly this size: nothing of the old content is of use.
+            self.0 = vec![Line::zeroed(); lines];
         }
         &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
+    }
+
+    /// What was filled before.
+    pub(crate) fn all<T: Pod>(&self) -> &[T] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    /// Bytes that it holds.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.len() * size_of::<Line>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_start_at_a_cache_line_and_keep_their_size() {
+        let mut b = Buffer::default();
+        assert_eq!(b.sized::<f32>(100).as_ptr() as usize % 64, 0);
+        b.sized::<f32>(100)[99] = 1.0;
+        assert_eq!(b.sized::<f32>(17).len(), 17);
+        assert_eq!(b.all::<f32>()[99], 1.0);
     }
 }

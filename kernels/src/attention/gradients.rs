@@ -2,10 +2,11 @@
 
 use super::block::{Source, Unit};
 use super::product::{Band, Product, View};
-use super::scratch::{Buffer, MARGIN, Scratch, padded};
+use super::scratch::{MARGIN, Scratch, padded};
 use super::softmax::Place;
 use super::tasks::Queries;
 use super::vector::PAD;
+use crate::aligned::Buffer;
 use crate::element::Element;
 use crate::isa::dispatch;
 

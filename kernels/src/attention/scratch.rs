@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 
 use super::vector::PAD;
+use crate::aligned::Buffer;
 
 /// Queries of a block: scores of a block against all keys of 512 tokens stay in L2.
 pub(super) const BLOCK: usize = 64;
@@ -15,32 +16,6 @@ pub(super) const HEADS: usize = 4;
 
 /// Zeros that a gradient of scores has on every side, for products over bands; at least the rows of a register tile.
 pub(super) const MARGIN: usize = 8;
-
-/// A cache line; buffers made of them start at one, so that no register load crosses two.
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-/// A buffer that only grows; content is unspecified between uses.
-#[derive(Default)]
-pub(super) struct Buffer(Vec<Line>);
-
-impl Buffer {
-    /// Its first `len` elements, after growing where needed.
-    pub(super) fn sized(&mut self, len: usize) -> &mut [f32] {
-        let lines = len.div_ceil(16);
-        if self.0.len() < lines {
-            // A fresh allocation of exactly this size: nothing of the old content is of use.
-            self.0 = vec![Line([0.0; 16]); lines];
-        }
-        &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
-    }
-
-    /// What was filled before.
-    pub(super) fn all(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
 
 /// The next multiple of the register width.
 pub(super) const fn padded(x: usize) -> usize {
@@ -139,7 +114,7 @@ mod tests {
             let tables = t.tables.iter().flat_map(|t| [&t.kr, &t.krt, &t.qr, &t.dkr, &t.dqr]);
             let blocks = [&t.q, &t.o, &t.dout, &t.dq, &t.scores, &t.dp, &t.strip];
             let sequence = [&t.k, &t.kt, &t.v, &t.vt, &t.dk, &t.dv];
-            blocks.into_iter().chain(sequence).chain(tables).map(|b| b.all().len() * 4).sum()
+            blocks.into_iter().chain(sequence).chain(tables).map(Buffer::bytes).sum()
         })
     }
 
@@ -180,14 +155,5 @@ mod tests {
         for n in 1..1000 {
             assert!(row_stride(n) >= n && row_stride(n) % (2 * PAD) == PAD);
         }
-    }
-
-    #[test]
-    fn buffers_start_at_a_cache_line_and_keep_their_size() {
-        let mut b = Buffer::default();
-        assert_eq!(b.sized(100).as_ptr() as usize % 64, 0);
-        b.sized(100)[99] = 1.0;
-        assert_eq!(b.sized(17).len(), 17);
-        assert_eq!(b.all()[99], 1.0);
     }
 }

@@ -6,7 +6,7 @@ use super::micro::{self, Micro, Unit};
 use super::pack::{self, Panels};
 use super::target::Target;
 use super::{Mat, Scratch};
-use crate::aligned::Lines;
+use crate::aligned::Buffer;
 use crate::element::{DType, Element};
 use crate::isa::{Isa, Kernel, Simd, dispatch};
 use crate::pool::{Pool, SharedMut};
@@ -62,7 +62,7 @@ fn packed<A: Element, B: Element, U: Unit, T: Target>(
 thread_local! {
     /// Sums of the macro-tile that this thread computes. Targets start no other work on this thread, so nobody borrows
     /// it twice.
-    static ACCUMULATORS: RefCell<Lines> = RefCell::default();
+    static ACCUMULATORS: RefCell<Buffer> = RefCell::default();
 }
 
 /// How the panels of C are cut into macro-tiles. The cut changes no sum, so it may depend on the threads.
@@ -120,7 +120,7 @@ impl<U: Unit> Product<'_, U> {
         &self,
         rows: std::ops::Range<usize>,
         cols: std::ops::Range<usize>,
-        acc: &mut Lines,
+        acc: &mut Buffer,
         target: &T,
     ) {
         let (micro, depth) = (self.micro, self.left.depth);

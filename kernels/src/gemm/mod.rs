@@ -14,7 +14,7 @@ mod pack;
 mod skinny;
 mod target;
 
-use crate::aligned::Lines;
+use crate::aligned::Buffer;
 use crate::element::Element;
 use crate::pool::{Pool, SharedMut};
 
@@ -24,8 +24,8 @@ pub(crate) use self::target::{Bias, BiasActivation, Slope, Target};
 /// Memory for packed operands, reused from call to call.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    a: Lines,
-    b: Lines,
+    a: Buffer,
+    b: Buffer,
 }
 
 /// A matrix in a slice; element (i, j) is `data[i * row_stride + j * col_stride]`.

@@ -125,11 +125,6 @@ impl Pool {
         self.isa
     }
 
-    /// Calls `f`; here for callers that once needed to be on a thread of the pool.
-    pub fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
-        f()
-    }
-
     /// Calls `f(0) .. f(tasks - 1)`, each once, in any order and on any thread; returns when all are done.
     ///
     /// Inside a task, and while another thread has a run going, it calls them all on the calling thread.
