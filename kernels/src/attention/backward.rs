@@ -1,4 +1,4 @@
-//! Backward pass: probabilities are recomputed from the log-sum-exp. A task is a head and some sequences.
+//! Backward pass: probabilities are recomputed from the log-sum-exp. A task is some sequences and some heads.
 //!
 //! A task owns the gradients of its sequences. Those of the relative rows are sums over all sequences: each task
 //! leaves its own sum, over the slots in use, and these are added in the order of the tasks.

@@ -1,4 +1,4 @@
-//! Forward pass: a task is a head and some blocks of queries.
+//! Forward pass: a task is some blocks of queries and some heads.
 
 use super::block::{Part, Source, Unit};
 use super::product::{Product, View};

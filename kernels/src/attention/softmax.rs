@@ -60,7 +60,7 @@ fn ln<S: Simd>(s: S, x: f32) -> f32 {
     let t = r * r;
     let p = s.mul_add(t, s.mul_add(t, s.mul_add(t, 2.0 / 9.0, 2.0 / 7.0), 2.0 / 5.0), 2.0 / 3.0);
     let p = s.mul_add(r * t, p, 2.0 * r);
-    s.mul_add(k as f32, std::f32::consts::LN_2, p) + (x - x)
+    s.mul_add(k as f32, std::f32::consts::LN_2, p) + 0.0 * x
 }
 
 /// Sum of a padded row. (LLVM takes a loop over arrays of lanes apart into halves of registers.)
