@@ -17,8 +17,14 @@ impl std::fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Its first `len` elements, after growing where needed.
-    pub(crate) fn sized<T: Pod>(&mut self, len: usize) -> &mut [T] {
+    /// Its first `len` numbers, after growing where needed.
+    pub(crate) fn sized(&mut self, len: usize) -> &mut [f32] {
+        self.typed(len)
+    }
+
+    /// As [`Buffer::sized`], of any element type. (Not the same function: what a literal 0.0 is filled into would
+    /// be f64.)
+    pub(crate) fn typed<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if self.0.len() < lines {
             // A fresh allocation of exactly this size: nothing of the old content is of use.
@@ -28,7 +34,7 @@ impl Buffer {
     }
 
     /// What was filled before.
-    pub(crate) fn all<T: Pod>(&self) -> &[T] {
+    pub(crate) fn all(&self) -> &[f32] {
         bytemuck::cast_slice(&self.0)
     }
 
@@ -45,9 +51,9 @@ mod tests {
     #[test]
     fn buffers_start_at_a_cache_line_and_keep_their_size() {
         let mut b = Buffer::default();
-        assert_eq!(b.sized::<f32>(100).as_ptr() as usize % 64, 0);
-        b.sized::<f32>(100)[99] = 1.0;
-        assert_eq!(b.sized::<f32>(17).len(), 17);
-        assert_eq!(b.all::<f32>()[99], 1.0);
+        assert_eq!(b.sized(100).as_ptr() as usize % 64, 0);
+        b.sized(100)[99] = 1.0;
+        assert_eq!(b.sized(17).len(), 17);
+        assert_eq!(b.all()[99], 1.0);
     }
 }

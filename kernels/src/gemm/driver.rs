@@ -35,7 +35,7 @@ fn packed<A: Element, B: Element, U: Unit, T: Target>(
     target: &T,
 ) {
     let (left, right) = micro.panels(a.rows, b.cols, a.cols);
-    let (pa, pb) = (scratch.a.sized::<U>(left.len()), scratch.b.sized::<U>(right.len()));
+    let (pa, pb) = (scratch.a.typed::<U>(left.len()), scratch.b.typed::<U>(right.len()));
     {
         let (into_a, into_b) = (SharedMut::new(&mut *pa), SharedMut::new(&mut *pb));
         let (tasks_a, tasks_b) = (left.tasks(), right.tasks());
@@ -125,7 +125,7 @@ impl<U: Unit> Product<'_, U> {
     ) {
         let (micro, depth) = (self.micro, self.left.depth);
         let tile = micro.mr * micro.nr;
-        let acc = acc.sized::<f32>(rows.len() * cols.len() * tile);
+        let acc = acc.sized(rows.len() * cols.len() * tile);
         if depth == 0 {
             acc.fill(0.0);
         }
