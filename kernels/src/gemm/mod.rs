@@ -1,9 +1,9 @@
 //! Matrix products: C (+)= A B with f32 accumulation, in f32 or from bf16 operands.
 //!
-//! Both operands are packed whole into panels ([`pack`]), then every macro-tile of C is one task ([`driver`]) that runs
-//! a register-blocked micro-kernel ([`micro`]) over blocks of the inner dimension and hands finished elements to a
-//! [`Target`]: bias, activation, rounding to bf16 or addition to a gradient happen while the tile is in cache.
-//! Products with few rows skip the packing ([`skinny`]).
+//! Both operands are packed whole into panels (`pack`), then every macro-tile of C is one task (`driver`) that runs
+//! a register-blocked micro-kernel (`micro`) over blocks of the inner dimension and hands finished elements to a
+//! `Target`: bias, activation, rounding to bf16 or addition to a gradient happen while the tile is in cache.
+//! Products with few rows skip the packing (`skinny`).
 //!
 //! The order of every sum depends on the shape, the instruction set and the cache sizes alone, never on the threads.
 //! Deliberately absent: sparse or batched products, factors, and results with gaps between rows.
