@@ -10,7 +10,10 @@ use muster_kernels::peak::{Mix, Stream};
 use muster_kernels::{Element, Pool, bf16, dropout, isa, norm, optim};
 
 /// Turns of each pass.
-const TURNS: usize = 15;
+const TURNS: usize = 9;
+
+/// Bytes that one reading of the clock stands for, at least.
+const LEAST: usize = 64_000_000;
 
 /// CPU seconds of this process.
 fn cpu_seconds() -> f64 {
@@ -20,11 +23,12 @@ fn cpu_seconds() -> f64 {
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
-/// GB/s of something that moves `bytes`.
-fn speed(pool: &Pool, bytes: usize, f: impl FnOnce()) -> f64 {
+/// GB/s of something that moves `bytes`, repeated until reading the clock does not count.
+fn speed(pool: &Pool, bytes: usize, mut f: impl FnMut()) -> f64 {
+    let rounds = (LEAST / bytes).max(1);
     let start = cpu_seconds();
-    f();
-    bytes as f64 * pool.threads() as f64 / (cpu_seconds() - start) / 1e9
+    (0..rounds).for_each(|_| f());
+    (rounds * bytes * pool.threads()) as f64 / (cpu_seconds() - start) / 1e9
 }
 
 /// Times `pass`, which moves `bytes`, in turns with its yardstick; prints the best of each and the median share.

@@ -81,7 +81,9 @@ impl<E: Element> Kernel for Sum<'_, '_, E> {
             sums.copy_from_slice(stripe);
             for row in rows.clone() {
                 let dy = &self.dy[row + at..][..STRIPE];
-                sums.iter_mut().zip(dy).for_each(|(sum, x)| *sum += x.to_f32());
+                for (sum, x) in sums.iter_mut().zip(dy) {
+                    *sum += x.to_f32();
+                }
             }
             stripe.copy_from_slice(&sums);
             at += STRIPE;
@@ -89,7 +91,9 @@ impl<E: Element> Kernel for Sum<'_, '_, E> {
         let rest = stripes.into_remainder();
         for row in rows {
             let dy = &self.dy[row + at..][..rest.len()];
-            rest.iter_mut().zip(dy).for_each(|(sum, x)| *sum += x.to_f32());
+            for (sum, x) in rest.iter_mut().zip(dy) {
+                *sum += x.to_f32();
+            }
         }
     }
 }

@@ -119,6 +119,22 @@ pub(crate) fn add_lanes(mut a: [f32; LANES]) -> f32 {
     a[0]
 }
 
+/// Sum of f(x) in lanes: element i goes to lane i mod 16. (Over slices, so that no bounds check is left in the loop.)
+#[inline(always)]
+pub(crate) fn sum_by<T: Copy>(x: &[T], f: impl Fn(T) -> f32) -> f32 {
+    let mut acc = [0.0_f32; LANES];
+    let mut chunks = x.chunks_exact(LANES);
+    for c in &mut chunks {
+        for l in 0..LANES {
+            acc[l] += f(c[l]);
+        }
+    }
+    for (a, &v) in acc.iter_mut().zip(chunks.remainder()) {
+        *a += f(v);
+    }
+    add_lanes(acc)
+}
+
 /// Sum of x y in lanes.
 #[inline(always)]
 pub(crate) fn dot<S: Simd, X: Element, Y: Element>(s: S, x: &[X], y: &[Y]) -> f32 {
@@ -135,50 +151,50 @@ pub(crate) fn dot<S: Simd, X: Element, Y: Element>(s: S, x: &[X], y: &[Y]) -> f3
     add_lanes(acc)
 }
 
-/// Lanes of the reductions of long rows: enough independent additions to hide their latency.
-const WIDE: usize = 4 * LANES;
+/// Lanes of the reductions of long rows. They are many enough that LLVM keeps them in memory and vectorises the loop over
+/// them, one load and one store per vector; few lanes in registers would wait for each other's additions.
+const WIDE: usize = 8 * LANES;
 
-/// Folds `WIDE` lanes to `LANES`.
+/// Folds `WIDE` lanes to `LANES`, by halves.
 #[inline(always)]
-fn fold(wide: &[f32; WIDE]) -> [f32; LANES] {
-    std::array::from_fn(|l| (wide[l] + wide[l + LANES]) + (wide[l + 2 * LANES] + wide[l + 3 * LANES]))
+fn fold(wide: &mut [f32; WIDE]) -> [f32; LANES] {
+    let mut width = WIDE / 2;
+    while width >= LANES {
+        let (low, high) = wide.split_at_mut(width);
+        for (a, b) in low.iter_mut().zip(high) {
+            *a += *b;
+        }
+        width /= 2;
+    }
+    let mut lanes = [0.0; LANES];
+    lanes.copy_from_slice(&wide[..LANES]);
+    lanes
 }
 
-/// Sum of f(x) in lanes, four times [`LANES`] of them for as long as the slice lasts.
+/// Sum of f(x), as [`sum_by`] but for long rows.
 #[inline(always)]
 pub(crate) fn sum_wide(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
-    let mut wide = [0.0_f32; WIDE];
-    let mut chunks = x.chunks_exact(WIDE);
-    for c in &mut chunks {
-        for l in 0..WIDE {
-            wide[l] += f(c[l]);
+    let mut acc = [0.0_f32; WIDE];
+    let (chunks, rest) = x.as_chunks::<WIDE>();
+    for c in chunks {
+        for (sum, x) in acc.iter_mut().zip(c) {
+            *sum += f(*x);
         }
     }
-    // The rest goes to lanes of its own: an index that is not constant would keep the others out of registers.
-    let mut acc = fold(&wide);
-    let mut rest = chunks.remainder().chunks_exact(LANES);
-    for c in &mut rest {
-        for l in 0..LANES {
-            acc[l] += f(c[l]);
-        }
-    }
-    for (a, &v) in acc.iter_mut().zip(rest.remainder()) {
-        *a += f(v);
-    }
-    add_lanes(acc)
+    add_lanes(fold(&mut acc)) + sum_by(rest, f)
 }
 
-/// Sum of x y, in the lanes of [`sum_wide`].
+/// Sum of x y, as [`dot`] but for long rows.
 #[inline(always)]
 pub(crate) fn dot_wide<S: Simd>(s: S, x: &[f32], y: &[f32]) -> f32 {
-    let mut wide = [0.0_f32; WIDE];
-    let (mut xs, mut ys) = (x.chunks_exact(WIDE), y.chunks_exact(WIDE));
-    for (x, y) in (&mut xs).zip(&mut ys) {
-        for l in 0..WIDE {
-            wide[l] = s.mul_add(x[l], y[l], wide[l]);
+    let mut acc = [0.0_f32; WIDE];
+    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<WIDE>(), y.as_chunks::<WIDE>());
+    for (x, y) in xs.iter().zip(ys) {
+        for (sum, (x, y)) in acc.iter_mut().zip(x.iter().zip(y)) {
+            *sum = s.mul_add(*x, *y, *sum);
         }
     }
-    add_lanes(fold(&wide)) + dot(s, xs.remainder(), ys.remainder())
+    add_lanes(fold(&mut acc)) + dot(s, x_rest, y_rest)
 }
 
 /// The greatest element; -inf for none; NaN elements are passed over.
@@ -319,7 +335,8 @@ mod tests {
     fn reductions_take_every_element_once() {
         for n in [0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 80, 100, 200] {
             let x: Vec<f32> = (0..n).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
-            assert_eq!(sum_wide(&x, |x| x), x.iter().sum::<f32>(), "integers add up exactly");
+            assert_eq!(sum_by(&x, |x| x), x.iter().sum::<f32>(), "integers add up exactly");
+            assert_eq!(sum_wide(&x, |x| x), x.iter().sum::<f32>());
             let squares = dispatch(Isa::Scalar, Dot(&x));
             assert_eq!(squares, x.iter().map(|x| x * x).sum::<f32>());
             assert_eq!(max(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));

@@ -84,7 +84,11 @@ fn add<E: Element>(x: &mut [E], residual: Option<&[E]>, mask: Option<RowMask>, r
 fn store<E: Element>(x: &mut [E], row: &mut [f32], f: impl Fn(usize, f32) -> f32) {
     let n = x.len();
     match E::DTYPE {
-        DType::F32 => (0..n).for_each(|i| x[i] = E::from_f32(f(i, x[i].to_f32()))),
+        DType::F32 => {
+            for i in 0..n {
+                x[i] = E::from_f32(f(i, x[i].to_f32()));
+            }
+        }
         DType::Bf16 => {
             let row = &mut row[..n];
             for i in 0..n {
@@ -109,8 +113,16 @@ fn normalise<S: Simd, E: Element>(s: S, row: Row<'_>, mask: Option<RowMask>, y: 
     let (sum, gamma, beta) = (&row.sum[..n], &row.gamma[..n], &row.beta[..n]);
     let value = |i: usize| s.mul_add((sum[i] - row.mean) * row.rstd, gamma[i], beta[i]);
     match mask {
-        None => (0..n).for_each(|i| y[i] = E::from_f32(value(i))),
-        Some(mask) => (0..n).for_each(|i| y[i] = E::from_f32(mask.apply(i, value(i)))),
+        None => {
+            for i in 0..n {
+                y[i] = E::from_f32(value(i));
+            }
+        }
+        Some(mask) => {
+            for i in 0..n {
+                y[i] = E::from_f32(mask.apply(i, value(i)));
+            }
+        }
     }
 }
 

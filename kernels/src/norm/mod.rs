@@ -39,7 +39,9 @@ fn widened<'s, E: Element>(x: &'s [E], scratch: &'s mut [f32]) -> &'s [f32] {
     match E::as_f32(x) {
         Some(same) => same,
         None => {
-            scratch.iter_mut().zip(x).for_each(|(wide, x)| *wide = x.to_f32());
+            for (wide, x) in scratch.iter_mut().zip(x) {
+                *wide = x.to_f32();
+            }
             scratch
         }
     }

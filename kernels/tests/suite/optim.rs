@@ -129,6 +129,22 @@ fn one_call_updates_a_whole_model() {
     }
 }
 
+/// Subnormal moments of rows that are never touched would slow the whole pass down; they change no weight.
+#[test]
+fn moments_never_become_subnormal() {
+    for pool in pools() {
+        let (mut g, mut w) = (vec![0.0; 40], vec![1.0_f32; 40]);
+        let (mut m, mut v) = (vec![-1.2e-38; 40], vec![1.176e-38; 40]);
+        let plain = AdamW { weight_decay: 0.0, ..hyper(1000) };
+        update::<f32>(&pool, &plain, (&mut g, &mut w, &mut m, &mut v), None);
+        assert!(m.iter().chain(&v).all(|x| *x == 0.0), "{} {}", m[0], v[0]);
+        assert!(w.iter().all(|w| *w == 1.0));
+        let mut nan = [f32::NAN];
+        update::<f32>(&pool, &plain, (&mut nan, &mut [1.0], &mut m[..1], &mut v[..1]), None);
+        assert!(m[0].is_nan() && v[0].is_nan(), "a NaN stays one");
+    }
+}
+
 #[test]
 fn sum_squares_is_exact_enough_and_does_not_overflow() {
     for pool in pools() {
