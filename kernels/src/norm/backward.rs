@@ -121,8 +121,8 @@ fn spread<E: Element>(
     let dx = &mut dx[..n];
     match mask {
         None => {
-            for i in 0..n {
-                dx[i] = E::from_f32(ds(i));
+            for (i, dx) in dx.iter_mut().enumerate() {
+                *dx = E::from_f32(ds(i));
             }
             if let Some(dr) = dresidual {
                 dr.copy_from_slice(dx);
@@ -130,13 +130,12 @@ fn spread<E: Element>(
         }
         Some(mask) => {
             if let Some(dr) = dresidual {
-                let dr = &mut dr[..n];
-                for i in 0..n {
-                    dr[i] = E::from_f32(ds(i));
+                for (i, dr) in dr[..n].iter_mut().enumerate() {
+                    *dr = E::from_f32(ds(i));
                 }
             }
-            for i in 0..n {
-                dx[i] = E::from_f32(mask.apply(i, ds(i)));
+            for (i, dx) in dx.iter_mut().enumerate() {
+                *dx = E::from_f32(mask.apply(i, ds(i)));
             }
         }
     }

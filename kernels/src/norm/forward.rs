@@ -85,8 +85,8 @@ fn store<E: Element>(x: &mut [E], row: &mut [f32], f: impl Fn(usize, f32) -> f32
     let n = x.len();
     match E::DTYPE {
         DType::F32 => {
-            for i in 0..n {
-                x[i] = E::from_f32(f(i, x[i].to_f32()));
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = E::from_f32(f(i, x.to_f32()));
             }
         }
         DType::Bf16 => {
@@ -114,13 +114,13 @@ fn normalise<S: Simd, E: Element>(s: S, row: Row<'_>, mask: Option<RowMask>, y: 
     let value = |i: usize| s.mul_add((sum[i] - row.mean) * row.rstd, gamma[i], beta[i]);
     match mask {
         None => {
-            for i in 0..n {
-                y[i] = E::from_f32(value(i));
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = E::from_f32(value(i));
             }
         }
         Some(mask) => {
-            for i in 0..n {
-                y[i] = E::from_f32(mask.apply(i, value(i)));
+            for (i, y) in y.iter_mut().enumerate() {
+                *y = E::from_f32(mask.apply(i, value(i)));
             }
         }
     }
