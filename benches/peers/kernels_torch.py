@@ -17,28 +17,6 @@ import torch
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
-CASES = [
-    "linear f32 forward 1024 1024 1024",
-    "linear f32 dx 1024 1024 1024",
-    "linear f32 dw 1024 1024 1024",
-    "linear f32 forward 512 384 1536",
-    "linear f32 dx 512 384 1536",
-    "linear f32 dw 512 384 1536",
-    "linear f32 forward 512 1024 4096",
-    "linear f32 dx 512 1024 4096",
-    "linear f32 dw 512 1024 4096",
-    "linear bf16 forward 1024 1024 1024",
-    "linear bf16 forward 512 1024 4096",
-    "linear bf16 dx 512 1024 4096",
-    "linear bf16 dw 512 1024 4096",
-    "attention f32 32 32 16 64",
-    "attention f32 8 128 16 64",
-    "attention f32 2 512 16 64",
-    "adamw f32 33554432",
-    "norm f32 16384 1024",
-]
-
-
 def median_seconds(call):
     """Like muster-bench: about 300 ms, at least 5 calls, after one that is not counted."""
     call()
@@ -135,6 +113,9 @@ def main():
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    listed = subprocess.run(
+        [args.muster, "kernels", "--list", "--only", args.only], check=True, capture_output=True, text=True
+    )
     server = subprocess.Popen(
         [args.muster, "kernels", "--serve", "--threads", str(args.threads)],
         stdin=subprocess.PIPE,
@@ -142,7 +123,7 @@ def main():
         text=True,
     )
     print("| kernel | Muster ms | PyTorch ms | PyTorch / Muster |\n|---|---|---|---|")
-    for case in (c for c in CASES if args.only in c):
+    for case in listed.stdout.splitlines():
         peer = torch_seconds(case)
         ours, theirs = [], []
         for _ in range(args.rounds):

@@ -122,7 +122,6 @@ def main():
             )
             log.write(json.dumps(record) + "\n")
             log.flush()
-        log.flush()
         result = accuracy(model, test_ids, test_targets, tokenizer.pad_token_id)
         print(
             f"epoch {epoch + 1}: test accuracy {result:.4f}, {rows / busy:.1f} samples/s, "

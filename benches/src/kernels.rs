@@ -69,6 +69,17 @@ const TABLE: [&str; 18] = [
     "norm f32 16384 1024",
 ];
 
+fn cases(only: &str) -> impl Iterator<Item = &'static str> {
+    TABLE.into_iter().filter(move |name| name.contains(only))
+}
+
+/// Prints the names of the cases.
+#[allow(clippy::print_stdout, reason = "the names are the program's output")]
+pub fn list(only: &str) -> Result<()> {
+    cases(only).for_each(|name| println!("{name}"));
+    Ok(())
+}
+
 /// Prints the table.
 #[allow(clippy::print_stdout, reason = "the report is the program's output")]
 pub fn table(threads: usize, only: &str) -> Result<()> {
@@ -81,7 +92,7 @@ pub fn table(threads: usize, only: &str) -> Result<()> {
     );
     println!("| kernel | ms | GFLOP/s | of FMA peak | GB/s | of memory |");
     println!("|---|---|---|---|---|---|");
-    for name in TABLE.iter().filter(|name| name.contains(only)) {
+    for name in cases(only) {
         let t = run(&pool, name)?;
         let part = |x: f64, of: f64| {
             if x > 0.0 { format!("{x:.0} | {:.0} %", 100.0 * x / of) } else { " | ".into() }

@@ -64,8 +64,11 @@ enum Command {
         /// Only cases whose name contains this
         #[arg(long, default_value = "")]
         only: String,
-        /// Read cases from standard input and answer each with a line of JSON (benches/peers/kernels_torch.py)
+        /// Print the names of the cases and end
         #[arg(long)]
+        list: bool,
+        /// Read cases from standard input and answer each with a line of JSON (benches/peers/kernels_torch.py)
+        #[arg(long, conflicts_with = "list")]
         serve: bool,
     },
 }
@@ -77,6 +80,7 @@ fn main() -> Result<()> {
             steps_of_models(step::Settings { threads, rows, steps }, &model, json)
         }
         Command::Order { rows, batch, epochs, seed } => order(Sampler::new(seed, rows, batch), epochs),
+        Command::Kernels { only, list: true, .. } => kernels::list(&only),
         Command::Kernels { threads, serve: true, .. } => kernels::serve(threads),
         Command::Kernels { threads, only, .. } => kernels::table(threads, &only),
     }

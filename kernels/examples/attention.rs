@@ -2,36 +2,16 @@
 //! [isa] [length] [plain|deberta]`. One thread, its own CPU time, the best of many rounds.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a table for people; a failure ends it")]
 
-use std::time::Instant;
+mod common;
 
+use common::{best, noise, thread_seconds};
 use muster_kernels::attention::{Backward, Forward, Relative, RelativeGrad, Shape, Terms, backward, forward};
 use muster_kernels::dropout::Dropout;
-use muster_kernels::{Element, Pool, bf16, isa, rng};
-
-fn noise<E: Element>(n: usize) -> Vec<E> {
-    (0..n as u64).map(|i| E::from_f32(rng::uniform(1, i) as f32 - 0.5)).collect()
-}
-
-/// Seconds this thread has run: the only fair clock on a busy machine.
-fn cpu_seconds() -> f64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call, which writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) };
-    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
-}
+use muster_kernels::{Element, Pool, bf16, isa};
 
 /// Best CPU time of a call in nanoseconds.
-fn time(mut f: impl FnMut()) -> f64 {
-    let start = Instant::now();
-    f();
-    let (mut best, mut rounds) = (f64::INFINITY, 0);
-    while rounds < 5 || (start.elapsed().as_millis() < 150 && rounds < 200) {
-        let t = cpu_seconds();
-        f();
-        best = best.min((cpu_seconds() - t) * 1e9);
-        rounds += 1;
-    }
-    best
+fn time(f: impl FnMut()) -> f64 {
+    1e9 * best(thread_seconds, f)
 }
 
 /// Rows of the table of DeBERTa-v3 for each distance of up to 512 tokens.

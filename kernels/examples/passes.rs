@@ -6,6 +6,9 @@
 //! takes memory bandwidth slows both.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a table for people; a failure ends it")]
 
+mod common;
+
+use common::process_seconds;
 use muster_kernels::peak::{Mix, Stream};
 use muster_kernels::{Element, Pool, bf16, dropout, isa, norm, optim};
 
@@ -15,20 +18,12 @@ const TURNS: usize = 9;
 /// Bytes that one reading of the clock stands for, at least.
 const LEAST: usize = 64_000_000;
 
-/// CPU seconds of this process.
-fn cpu_seconds() -> f64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call, which writes one timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut t) };
-    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
-}
-
 /// GB/s of something that moves `bytes`, repeated until reading the clock does not count.
 fn speed(pool: &Pool, bytes: usize, mut f: impl FnMut()) -> f64 {
     let rounds = (LEAST / bytes).max(1);
-    let start = cpu_seconds();
+    let start = process_seconds();
     (0..rounds).for_each(|_| f());
-    (rounds * bytes * pool.threads()) as f64 / (cpu_seconds() - start) / 1e9
+    (rounds * bytes * pool.threads()) as f64 / (process_seconds() - start) / 1e9
 }
 
 /// Times `pass`, which moves `bytes`, in turns with its yardstick; prints the best of each and the median share.

@@ -103,6 +103,20 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: f32) -> f32 {
     1.0 / (1.0 + exp(s, -x))
 }
 
+/// ln(x) for normal x within 2e-7 relative or absolute; NaN for a NaN or an infinity.
+#[inline(always)]
+pub(crate) fn ln<S: Simd>(s: S, x: f32) -> f32 {
+    // x = 2^k m with m from sqrt(1/2) on, and ln m = 2 artanh((m - 1) / (m + 1)).
+    let shifted = x.to_bits().wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits());
+    let k = (shifted as i32) >> 23;
+    let m = f32::from_bits(x.to_bits().wrapping_sub((k << 23) as u32));
+    let r = (m - 1.0) / (m + 1.0);
+    let t = r * r;
+    let p = s.mul_add(t, s.mul_add(t, s.mul_add(t, 2.0 / 9.0, 2.0 / 7.0), 2.0 / 5.0), 2.0 / 3.0);
+    let p = s.mul_add(r * t, p, 2.0 * r);
+    s.mul_add(k as f32, std::f32::consts::LN_2, p) + 0.0 * x
+}
+
 /// Lanes of the reductions: one AVX-512 register, two of AVX2.
 pub(crate) const LANES: usize = 16;
 
@@ -250,6 +264,7 @@ mod tests {
         };
     }
     function!(Exp, exp);
+    function!(Ln, ln);
     function!(Tanh, tanh);
     function!(Erf, |s, x: f32| 2.0 * gauss(s, x).cdf - 1.0);
     function!(Cdf, |s, x| gauss(s, x).cdf);
@@ -281,6 +296,20 @@ mod tests {
             assert!(y[0] == 0.0 && y[1] == 0.0 && y[2] == 0.0, "{y:?}");
             assert!(y[3..6].iter().all(|&y| y == f32::INFINITY) && y[6].is_nan(), "{y:?}");
             assert_eq!(dispatch(isa, Each(&[0.0], Exp)), [1.0]);
+        }
+    }
+
+    #[test]
+    fn the_logarithm_keeps_its_error() {
+        let x: Vec<f32> =
+            (0..200_000).map(|i| 1.0 + (i as f32 / 1000.0).powi(3)).chain([1e-30, 3e38]).collect();
+        for isa in ISAS {
+            for (&x, y) in x.iter().zip(dispatch(isa, Each(&x, Ln))) {
+                let want = f64::from(x).ln();
+                assert!((f64::from(y) - want).abs() <= 2e-7 * want.abs().max(1.0), "ln({x}) = {y} on {isa}");
+            }
+            let ends = dispatch(isa, Each(&[f32::NAN, f32::INFINITY], Ln));
+            assert!(ends.iter().all(|y| y.is_nan()), "{ends:?}");
         }
     }
 

@@ -63,14 +63,80 @@ fn scalar(
     }
 }
 
+/// Squares in registers, for whoever knows that the CPU has the instructions ([`crate::attention`] too).
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(crate) mod x86 {
     use std::arch::x86_64::*;
+
+    /// Transposes a square of 16 rows: `row(r, q)` is quarter q of row r, and `column(c, ..)` takes column c.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 F.
+    #[inline(always)]
+    pub(crate) unsafe fn square16(
+        row: impl Fn(usize, usize) -> __m128,
+        mut column: impl FnMut(usize, __m512),
+    ) {
+        for q in 0..4 {
+            // SAFETY: the caller's promise.
+            let columns = unsafe {
+                // Quarter q of rows r, r + 4, r + 8, r + 12 in one register: then all steps are within quarters.
+                let four = |r: usize| {
+                    let x = _mm512_castps128_ps512(row(r, q));
+                    let x = _mm512_insertf32x4::<1>(x, row(r + 4, q));
+                    let x = _mm512_insertf32x4::<2>(x, row(r + 8, q));
+                    _mm512_insertf32x4::<3>(x, row(r + 12, q))
+                };
+                let (a, b, c, d) = (four(0), four(1), four(2), four(3));
+                let (ab, ab2) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (cd, cd2) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                [
+                    _mm512_shuffle_ps::<0x44>(ab, cd),
+                    _mm512_shuffle_ps::<0xee>(ab, cd),
+                    _mm512_shuffle_ps::<0x44>(ab2, cd2),
+                    _mm512_shuffle_ps::<0xee>(ab2, cd2),
+                ]
+            };
+            for (c, x) in columns.into_iter().enumerate() {
+                column(4 * q + c, x);
+            }
+        }
+    }
+
+    /// Transposes a square of 8 rows: `row(r)` is row r, and `column(c, ..)` takes column c.
+    ///
+    /// # Safety
+    /// The CPU has AVX2.
+    #[inline(always)]
+    pub(crate) unsafe fn square8(row: impl Fn(usize) -> __m256, mut column: impl FnMut(usize, __m256)) {
+        for half in 0..2 {
+            // SAFETY: the caller's promise.
+            let columns = unsafe {
+                // Rows r and r + 4 as the halves of one register, so that only steps within halves are left.
+                let both = |r: usize| match half {
+                    0 => _mm256_permute2f128_ps::<0x20>(row(r), row(r + 4)),
+                    _ => _mm256_permute2f128_ps::<0x31>(row(r), row(r + 4)),
+                };
+                let (a, b, c, d) = (both(0), both(1), both(2), both(3));
+                let (ab, ab2) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd, cd2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                [
+                    _mm256_shuffle_ps::<0x44>(ab, cd),
+                    _mm256_shuffle_ps::<0xee>(ab, cd),
+                    _mm256_shuffle_ps::<0x44>(ab2, cd2),
+                    _mm256_shuffle_ps::<0xee>(ab2, cd2),
+                ]
+            };
+            for (c, x) in columns.into_iter().enumerate() {
+                column(4 * half + c, x);
+            }
+        }
+    }
 
     /// # Safety
     /// Rows of `cols` words are readable at `from`, `row_bytes` apart; rows of `rows` words are writable at `to`,
-    /// `stride` apart and at least `rows` long. The CPU has AVX-512 F.
-    #[target_feature(enable = "avx512f")]
+    /// `stride` apart and at least `rows` long. The CPU has AVX-512 F and VL.
+    #[target_feature(enable = "avx512f,avx512vl")]
     pub(super) unsafe fn avx512(
         from: *const u8,
         row_bytes: usize,
@@ -80,60 +146,30 @@ mod x86 {
     ) {
         for r0 in (0..rows).step_by(16) {
             let height = (rows - r0).min(16);
-            let high = mask(height);
+            let high = (0xffff_u32 >> (16 - height)) as __mmask16;
             for c0 in (0..cols).step_by(16) {
                 let width = (cols - c0).min(16);
-                let wide = mask(width);
-                let mut block = [_mm512_setzero_si512(); 16];
-                for (r, row) in block.iter_mut().enumerate().take(height) {
+                let row = |r: usize, q: usize| {
+                    let words = width.saturating_sub(4 * q).min(4);
+                    if r >= height || words == 0 {
+                        return _mm_setzero_ps();
+                    }
                     // SAFETY: row r0 + r exists, and the mask ends at its last word.
                     unsafe {
-                        let at = from.add((r0 + r) * row_bytes + 4 * c0);
-                        *row = _mm512_maskz_loadu_epi32(wide, at.cast());
+                        let at = from.add((r0 + r) * row_bytes + 4 * (c0 + 4 * q)).cast();
+                        if words == 4 { _mm_loadu_ps(at) } else { _mm_maskz_loadu_ps((1 << words) - 1, at) }
                     }
-                }
-                let block = square16(block);
-                for (c, row) in block.iter().enumerate().take(width) {
-                    // SAFETY: column c0 + c exists, and the mask ends at its last word.
-                    unsafe { _mm512_mask_storeu_epi32(to.add((c0 + c) * stride + r0).cast(), high, *row) };
-                }
+                };
+                let column = |c: usize, x: __m512| {
+                    if c < width {
+                        // SAFETY: column c0 + c exists, and the mask ends at its last word.
+                        unsafe { _mm512_mask_storeu_ps(to.add((c0 + c) * stride + r0).cast(), high, x) };
+                    }
+                };
+                // SAFETY: the CPU has the instructions.
+                unsafe { square16(row, column) };
             }
         }
-    }
-
-    fn mask(lanes: usize) -> __mmask16 {
-        (0xffff_u32 >> (16 - lanes)) as __mmask16
-    }
-
-    /// Transposes 16 rows of 16 words: words, then pairs, then quarters of a register change places.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn square16(r: [__m512i; 16]) -> [__m512i; 16] {
-        let mut t = [_mm512_setzero_si512(); 16];
-        for i in 0..8 {
-            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-        }
-        // u[4 * g + j]: column j of every quarter, from rows 4 g to 4 g + 3.
-        let mut u = [_mm512_setzero_si512(); 16];
-        for g in 0..4 {
-            u[4 * g] = _mm512_unpacklo_epi64(t[4 * g], t[4 * g + 2]);
-            u[4 * g + 1] = _mm512_unpackhi_epi64(t[4 * g], t[4 * g + 2]);
-            u[4 * g + 2] = _mm512_unpacklo_epi64(t[4 * g + 1], t[4 * g + 3]);
-            u[4 * g + 3] = _mm512_unpackhi_epi64(t[4 * g + 1], t[4 * g + 3]);
-        }
-        let mut out = [_mm512_setzero_si512(); 16];
-        for j in 0..4 {
-            let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(u[j], u[4 + j]);
-            let odd = _mm512_shuffle_i32x4::<0b11_01_11_01>(u[j], u[4 + j]);
-            let even2 = _mm512_shuffle_i32x4::<0b10_00_10_00>(u[8 + j], u[12 + j]);
-            let odd2 = _mm512_shuffle_i32x4::<0b11_01_11_01>(u[8 + j], u[12 + j]);
-            out[j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(even, even2);
-            out[8 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(even, even2);
-            out[4 + j] = _mm512_shuffle_i32x4::<0b10_00_10_00>(odd, odd2);
-            out[12 + j] = _mm512_shuffle_i32x4::<0b11_01_11_01>(odd, odd2);
-        }
-        out
     }
 
     /// # Safety
@@ -151,13 +187,14 @@ mod x86 {
         for r0 in (0..rows).step_by(8) {
             let height = (rows - r0).min(8);
             for c0 in (0..whole).step_by(8) {
-                let mut block = [_mm256_setzero_si256(); 8];
-                for (r, row) in block.iter_mut().enumerate().take(height) {
+                let row = |r: usize| {
+                    if r >= height {
+                        return _mm256_setzero_ps();
+                    }
                     // SAFETY: row r0 + r exists and has the eight words from c0 on.
-                    *row = unsafe { _mm256_loadu_si256(from.add((r0 + r) * row_bytes + 4 * c0).cast()) };
-                }
-                let block = square8(block);
-                for (c, row) in block.iter().enumerate() {
+                    unsafe { _mm256_loadu_ps(from.add((r0 + r) * row_bytes + 4 * c0).cast()) }
+                };
+                let column = |c: usize, x: __m256| {
                     let c = c0 + c;
                     // A masked store takes many cycles on some CPUs. Where rows of `out` are dense, what a whole store
                     // writes too much is overwritten by the next columns.
@@ -166,14 +203,16 @@ mod x86 {
                     unsafe {
                         let at = to.add(c * stride + r0);
                         if height == 8 || (dense && c * stride + 8 <= cols * stride) {
-                            _mm256_storeu_si256(at.cast(), *row);
+                            _mm256_storeu_ps(at.cast(), x);
                         } else {
                             let mut words = [0_u32; 8];
-                            _mm256_storeu_si256(words.as_mut_ptr().cast(), *row);
+                            _mm256_storeu_ps(words.as_mut_ptr().cast(), x);
                             std::ptr::copy_nonoverlapping(words.as_ptr(), at, height);
                         }
                     }
-                }
+                };
+                // SAFETY: the CPU has the instructions.
+                unsafe { square8(row, column) };
             }
             for c in whole..cols {
                 for r in r0..r0 + height {
@@ -185,30 +224,6 @@ mod x86 {
                 }
             }
         }
-    }
-
-    #[target_feature(enable = "avx2")]
-    #[inline]
-    fn square8(r: [__m256i; 8]) -> [__m256i; 8] {
-        let mut t = [_mm256_setzero_si256(); 8];
-        for i in 0..4 {
-            t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-        }
-        let mut out = [_mm256_setzero_si256(); 8];
-        for h in 0..2 {
-            let lo = |a: usize, b: usize| _mm256_unpacklo_epi64(t[a], t[b]);
-            let hi = |a: usize, b: usize| _mm256_unpackhi_epi64(t[a], t[b]);
-            let top = [lo(0, 2), hi(0, 2), lo(1, 3), hi(1, 3)];
-            let bottom = [lo(4, 6), hi(4, 6), lo(5, 7), hi(5, 7)];
-            for j in 0..4 {
-                out[4 * h + j] = match h {
-                    0 => _mm256_permute2x128_si256::<0x20>(top[j], bottom[j]),
-                    _ => _mm256_permute2x128_si256::<0x31>(top[j], bottom[j]),
-                };
-            }
-        }
-        out
     }
 }
 

@@ -49,20 +49,6 @@ impl Masks<'_> {
     }
 }
 
-/// ln(x) for normal x within 2e-7 relative or absolute; NaN for a NaN or an infinity.
-#[inline(always)]
-fn ln<S: Simd>(s: S, x: f32) -> f32 {
-    // x = 2^k m with m from sqrt(1/2) on, and ln m = 2 artanh((m - 1) / (m + 1)).
-    let shifted = x.to_bits().wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits());
-    let k = (shifted as i32) >> 23;
-    let m = f32::from_bits(x.to_bits().wrapping_sub((k << 23) as u32));
-    let r = (m - 1.0) / (m + 1.0);
-    let t = r * r;
-    let p = s.mul_add(t, s.mul_add(t, s.mul_add(t, 2.0 / 9.0, 2.0 / 7.0), 2.0 / 5.0), 2.0 / 3.0);
-    let p = s.mul_add(r * t, p, 2.0 * r);
-    s.mul_add(k as f32, std::f32::consts::LN_2, p) + 0.0 * x
-}
-
 /// Sum of a padded row. (LLVM takes a loop over arrays of lanes apart into halves of registers.)
 #[inline(always)]
 fn sum<S: Simd>(row: &[f32]) -> f32 {
@@ -123,7 +109,7 @@ impl Kernel for Softmax<'_> {
             }
         }
         // All rows at once: a call of the library for each row is a twentieth of a short sequence's time.
-        self.lse.iter_mut().zip(sums).for_each(|(lse, sum)| *lse += ln(s, sum));
+        self.lse.iter_mut().zip(sums).for_each(|(lse, sum)| *lse += math::ln(s, sum));
     }
 }
 
@@ -178,34 +164,6 @@ impl Kernel for SoftmaxGrad<'_> {
                 }
             }
             row[self.place.n..].fill(0.0);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::isa::{Isa, dispatch};
-
-    #[test]
-    fn the_logarithm_keeps_its_error() {
-        struct Each(Vec<f32>);
-        impl Kernel for Each {
-            type Output = Vec<f32>;
-            #[inline(always)]
-            fn run<S: Simd>(self, s: S) -> Vec<f32> {
-                self.0.iter().map(|&x| ln(s, x)).collect()
-            }
-        }
-        let x: Vec<f32> =
-            (0..200_000).map(|i| 1.0 + (i as f32 / 1000.0).powi(3)).chain([1e-30, 3e38]).collect();
-        for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
-            for (&x, y) in x.iter().zip(dispatch(isa, Each(x.clone()))) {
-                let want = f64::from(x).ln();
-                assert!((f64::from(y) - want).abs() <= 2e-7 * want.abs().max(1.0), "ln({x}) = {y} on {isa}");
-            }
-            let ends = dispatch(isa, Each(vec![f32::NAN, f32::INFINITY]));
-            assert!(ends.iter().all(|y| y.is_nan()), "{ends:?}");
         }
     }
 }

@@ -4,6 +4,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
+#[cfg(target_arch = "x86_64")]
+use crate::transpose::x86;
+
 /// Columns of every tile are padded to a multiple of this: the widest register.
 pub(super) const PAD: usize = 16;
 
@@ -130,29 +133,7 @@ impl Vector for __m256 {
         // SAFETY: see `splat`; row r of the square is valid for 8 elements on both sides.
         unsafe {
             let row = |r: usize| _mm256_loadu_ps(from.offset(r as isize * from_stride));
-            for half in 0..2 {
-                // Rows r and r + 4 as the halves of one register, so that only steps within halves are left.
-                let both = |r: usize| {
-                    let (low, high) = (row(r), row(r + 4));
-                    if half == 0 {
-                        _mm256_permute2f128_ps::<0x20>(low, high)
-                    } else {
-                        _mm256_permute2f128_ps::<0x31>(low, high)
-                    }
-                };
-                let (a, b, c, d) = (both(0), both(1), both(2), both(3));
-                let (ab, ab2) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-                let (cd, cd2) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-                let columns = [
-                    _mm256_shuffle_ps::<0x44>(ab, cd),
-                    _mm256_shuffle_ps::<0xee>(ab, cd),
-                    _mm256_shuffle_ps::<0x44>(ab2, cd2),
-                    _mm256_shuffle_ps::<0xee>(ab2, cd2),
-                ];
-                for (c, column) in columns.into_iter().enumerate() {
-                    _mm256_storeu_ps(to.add((half * 4 + c) * to_stride), column);
-                }
-            }
+            x86::square8(row, |c, x| _mm256_storeu_ps(to.add(c * to_stride), x));
         }
     }
 }
@@ -201,28 +182,8 @@ impl Vector for __m512 {
     unsafe fn transpose(from: *const f32, from_stride: isize, to: *mut f32, to_stride: usize) {
         // SAFETY: see `splat`; row r of the square is valid for 16 elements on both sides.
         unsafe {
-            let quarter = |r: usize, q: usize| _mm_loadu_ps(from.offset(r as isize * from_stride).add(4 * q));
-            for q in 0..4 {
-                // Quarter q of rows r, r + 4, r + 8, r + 12 in one register: then all steps are within quarters.
-                let four = |r: usize| {
-                    let x = _mm512_castps128_ps512(quarter(r, q));
-                    let x = _mm512_insertf32x4::<1>(x, quarter(r + 4, q));
-                    let x = _mm512_insertf32x4::<2>(x, quarter(r + 8, q));
-                    _mm512_insertf32x4::<3>(x, quarter(r + 12, q))
-                };
-                let (a, b, c, d) = (four(0), four(1), four(2), four(3));
-                let (ab, ab2) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-                let (cd, cd2) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-                let columns = [
-                    _mm512_shuffle_ps::<0x44>(ab, cd),
-                    _mm512_shuffle_ps::<0xee>(ab, cd),
-                    _mm512_shuffle_ps::<0x44>(ab2, cd2),
-                    _mm512_shuffle_ps::<0xee>(ab2, cd2),
-                ];
-                for (c, column) in columns.into_iter().enumerate() {
-                    _mm512_storeu_ps(to.add((q * 4 + c) * to_stride), column);
-                }
-            }
+            let row = |r: usize, q: usize| _mm_loadu_ps(from.offset(r as isize * from_stride).add(4 * q));
+            x86::square16(row, |c, x| _mm512_storeu_ps(to.add(c * to_stride), x));
         }
     }
 }

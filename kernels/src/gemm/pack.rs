@@ -135,10 +135,8 @@ impl<E: Element> Source<'_, E> {
         let out = bytemuck::cast_slice_mut::<U, u32>(out);
         for from in (0..self.inner).step_by(CHUNK) {
             let len = CHUNK.min(self.inner - from);
-            for (r, wide) in wide.chunks_exact_mut(CHUNK).take(self.rows).enumerate() {
-                let x = &self.data[r * row_stride + from..][..len];
-                dispatch(self.isa, Widen { x, y: &mut wide[..len] });
-            }
+            let rows = (0..self.rows).map(|r| &self.data[r * row_stride + from..][..len]);
+            dispatch(self.isa, Widen { rows: rows.zip(wide.chunks_exact_mut(CHUNK)) });
             let words = Words { bytes: bytemuck::cast_slice(&wide), row_bytes: CHUNK * 4 };
             transpose(self.isa, words, (self.rows, len), &mut out[from * to.width..], to.width);
         }
@@ -172,10 +170,8 @@ impl<E: Element> Source<'_, E> {
 
     /// Rows side by side in memory, pairs of inner indices per group.
     fn zipped<U: Unit>(&self, col_stride: usize, to: &Panels, out: &mut [U]) {
-        let words = bytemuck::cast_slice_mut::<U, u32>(out);
-        for (pair, words) in words.chunks_exact_mut(to.width).take(self.inner.div_ceil(2)).enumerate() {
-            self.zip(col_stride, pair, &mut words[..self.rows]);
-        }
+        let words = &mut bytemuck::cast_slice_mut::<U, u32>(out)[..self.inner.div_ceil(2) * to.width];
+        dispatch(self.isa, Zip { source: self, col_stride, first: 0, words, width: to.width });
     }
 
     /// Rows side by side in memory, groups longer than pairs: zipped, then transposed.
@@ -184,24 +180,13 @@ impl<E: Element> Source<'_, E> {
         let half = to.group / 2;
         let all = self.inner.div_ceil(2);
         let groups = bytemuck::cast_slice_mut::<U, u32>(out).chunks_exact_mut(to.width * half);
-        for (g, out) in groups.enumerate().take(self.inner.div_ceil(to.group)) {
-            let pairs = half.min(all - g * half);
-            for (p, words) in zipped.chunks_exact_mut(WIDTH_MAX).take(pairs).enumerate() {
-                self.zip(col_stride, g * half + p, &mut words[..self.rows]);
-            }
+        for (first, out) in (0..all).step_by(half).zip(groups) {
+            let pairs = half.min(all - first);
+            let words = &mut zipped[..pairs * WIDTH_MAX];
+            dispatch(self.isa, Zip { source: self, col_stride, first, words, width: WIDTH_MAX });
             let words = Words { bytes: bytemuck::cast_slice(&zipped), row_bytes: WIDTH_MAX * 4 };
             transpose(self.isa, words, (pairs, self.rows), out, half);
         }
-    }
-
-    /// Inner indices 2 `pair` and 2 `pair` + 1 of every row, as words; a missing last index is 0.
-    fn zip(&self, col_stride: usize, pair: usize, words: &mut [u32]) {
-        let low = &self.data[2 * pair * col_stride..][..self.rows];
-        let high = match 2 * pair + 1 < self.inner {
-            true => &self.data[(2 * pair + 1) * col_stride..][..self.rows],
-            false => &[],
-        };
-        dispatch(self.isa, Zip { low, high, words });
     }
 
     /// Any strides: correct, not quick.
@@ -221,32 +206,44 @@ fn bits<E: Element>(x: E) -> u32 {
     u32::from(bytemuck::cast::<E, bf16>(x).to_bits())
 }
 
-struct Widen<'a, E> {
-    x: &'a [E],
-    y: &'a mut [f32],
+/// Rows of elements, each with the start of an f32 row that it is copied to.
+struct Widen<R> {
+    rows: R,
 }
-impl<E: Element> Kernel for Widen<'_, E> {
+impl<'a, E: Element, R: Iterator<Item = (&'a [E], &'a mut [f32])>> Kernel for Widen<R> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        self.y.iter_mut().zip(self.x).for_each(|(y, x)| *y = x.to_f32());
+        for (x, y) in self.rows {
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = x.to_f32());
+        }
     }
 }
 
-struct Zip<'a, E> {
-    low: &'a [E],
-    high: &'a [E],
+/// Inner indices 2 p and 2 p + 1 of every row as words, for pairs p from `first` on; a missing last index is 0.
+struct Zip<'a, 's, E> {
+    source: &'a Source<'s, E>,
+    col_stride: usize,
+    first: usize,
+    /// A pair after the other, `width` words apart.
     words: &'a mut [u32],
+    width: usize,
 }
-impl<E: Element> Kernel for Zip<'_, E> {
+impl<E: Element> Kernel for Zip<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        if self.high.is_empty() {
-            return self.words.iter_mut().zip(self.low).for_each(|(w, &l)| *w = bits(l));
+        let Source { data, rows, inner, .. } = *self.source;
+        let index = |k: usize| &data[k * self.col_stride..][..rows];
+        for (words, pair) in self.words.chunks_exact_mut(self.width).zip(self.first..) {
+            let words = words[..rows].iter_mut();
+            if 2 * pair + 1 < inner {
+                let pairs = index(2 * pair).iter().zip(index(2 * pair + 1));
+                words.zip(pairs).for_each(|(w, (&l, &h))| *w = bits(l) | bits(h) << 16);
+            } else {
+                words.zip(index(2 * pair)).for_each(|(w, &l)| *w = bits(l));
+            }
         }
-        let pairs = self.low.iter().zip(self.high);
-        self.words.iter_mut().zip(pairs).for_each(|(w, (&l, &h))| *w = bits(l) | bits(h) << 16);
     }
 }
 

@@ -5,7 +5,7 @@ mod stream;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use crate::isa::{Cpu, Isa, Kernel, Simd, dispatch};
+use crate::isa::{Cpu, Isa};
 use crate::pool::Pool;
 
 pub use stream::{Mix, Stream};
@@ -85,34 +85,17 @@ pub fn measure_fma_peak(pool: &Pool) -> f64 {
     .map_or(0.0, |t| flops / t.as_secs_f64() / 1e9)
 }
 
-struct Triad<'a> {
-    a: &'a mut [f32],
-    b: &'a [f32],
-    c: &'a [f32],
-    factor: f32,
-}
-impl Kernel for Triad<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for ((a, b), c) in self.a.iter_mut().zip(self.b).zip(self.c) {
-            *a = s.mul_add(self.factor, *c, *b);
-        }
-    }
-}
-
 /// Elements of each array: three of them exceed common last-level caches.
 const TRIAD: usize = 16 << 20;
-const TRIAD_BLOCK: usize = 1 << 18;
 
-/// Measures GB/s (1e9 bytes) of a = b + f * c over 192 MB, counting two reads and one write, best of some 100 ms.
+/// Measures GB/s (1e9 bytes) of a pass over 192 MB that reads two arrays and writes a third, best of some 100 ms.
 pub fn measure_memory_bandwidth(pool: &Pool) -> f64 {
-    let (mut a, b, c) = (vec![0.0_f32; TRIAD], vec![1.0_f32; TRIAD], vec![2.0_f32; TRIAD]);
+    let mut stream = Stream::new(Mix { reads: 2, updates: 0, writes: 1 }, TRIAD);
+    let bytes = stream.bytes() as f64;
     best_of(|| {
-        let parts = a.chunks_mut(TRIAD_BLOCK).zip(b.chunks(TRIAD_BLOCK)).zip(c.chunks(TRIAD_BLOCK));
-        pool.each(parts, |((a, b), c)| dispatch(pool.isa(), Triad { a, b, c, factor: black_box(0.5) }));
+        stream.pass(pool);
     })
-    .map_or(0.0, |t| (3 * 4 * TRIAD) as f64 / t.as_secs_f64() / 1e9)
+    .map_or(0.0, |t| bytes / t.as_secs_f64() / 1e9)
 }
 
 fn best_of(mut f: impl FnMut()) -> Option<Duration> {

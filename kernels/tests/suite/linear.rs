@@ -27,14 +27,32 @@ fn tolerance(k: usize) -> f64 {
     10.0 * 6e-8 * k as f64
 }
 
+/// Input, weight, bias and gradient of the output of a layer.
+struct Operands<E> {
+    x: Vec<E>,
+    w: Vec<E>,
+    b: Vec<E>,
+    dy: Vec<E>,
+}
+
+impl<E: Element> Operands<E> {
+    fn of(Shape { rows, inputs, outputs }: Shape) -> Self {
+        Self {
+            x: noise(1, rows * inputs),
+            w: noise(2, outputs * inputs),
+            b: noise(3, outputs),
+            dy: noise(4, rows * outputs),
+        }
+    }
+}
+
 fn check<E: Element>() {
     for pool in pools() {
         let mut scratch = Scratch::default();
         for (rows, inputs, outputs) in SHAPES {
             let shape = Shape { rows, inputs, outputs };
             let mut cx = Cx { pool: &pool, scratch: &mut scratch };
-            let (x, w) = (noise::<E>(1, rows * inputs), noise::<E>(2, outputs * inputs));
-            let (b, dy) = (noise::<E>(3, outputs), noise::<E>(4, rows * outputs));
+            let Operands { x, w, b, dy } = Operands::<E>::of(shape);
             let what = format!("{shape:?} on {:?}", pool);
             let wide = reference::widen;
             let wide_dy = wide(&dy);
@@ -97,8 +115,7 @@ fn check_activations<E: Element>() {
         for (rows, inputs, outputs) in SHAPES {
             let shape = Shape { rows, inputs, outputs };
             let mut cx = Cx { pool: &pool, scratch: &mut scratch };
-            let (x, w) = (noise::<E>(1, rows * inputs), noise::<E>(2, outputs * inputs));
-            let (b, dy) = (noise::<E>(3, outputs), noise::<E>(4, rows * outputs));
+            let Operands { x, w, b, dy } = Operands::<E>::of(shape);
             let nan = |n: usize| vec![E::from_f32(f32::NAN); n];
             for act in
                 [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Tanh, Activation::Silu]

@@ -35,6 +35,16 @@ fn size_class(len: usize) -> usize {
     len.next_multiple_of(quarter)
 }
 
+/// Takes a buffer off the list of a capacity that is there.
+fn remove<T>(free: &mut Free<T>, capacity: usize) -> Vec<T> {
+    let list = free.get_mut(&capacity).expect("the capacity was found among the free ones");
+    let data = list.pop().expect("empty lists are removed");
+    if list.is_empty() {
+        free.remove(&capacity);
+    }
+    data
+}
+
 impl<T: bytemuck::Pod> Recycler<T> {
     /// Takes a buffer of `len` elements with unspecified contents.
     pub fn take(&self, len: usize) -> Buf<T> {
@@ -44,24 +54,13 @@ impl<T: bytemuck::Pod> Recycler<T> {
         // a step too, and the list stays short.
         let fit = free.range(class..=REUSE * class).next().map(|(&capacity, _)| capacity);
         let data = match fit {
-            Some(capacity) => {
-                let list = free.get_mut(&capacity).expect("key was just found");
-                let data = list.pop().expect("empty lists are removed");
-                if list.is_empty() {
-                    free.remove(&capacity);
-                }
-                data
-            }
+            Some(capacity) => remove(&mut free, capacity),
             None => {
                 // A free buffer that is somewhat too small served a shorter micro-batch, which this one's buffers can
                 // serve as well: it makes room. Otherwise every longer step would leave a whole set of buffers behind.
                 let outgrown = free.range(class / REUSE..class).next_back().map(|(&capacity, _)| capacity);
                 if let Some(capacity) = outgrown {
-                    let list = free.get_mut(&capacity).expect("key was just found");
-                    list.pop();
-                    if list.is_empty() {
-                        free.remove(&capacity);
-                    }
+                    drop(remove(&mut free, capacity));
                 }
                 vec![T::zeroed(); class]
             }
