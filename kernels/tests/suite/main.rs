@@ -8,6 +8,7 @@
 
 mod attention;
 mod attention_blocks;
+mod attention_case;
 mod common;
 mod conv_embedding;
 mod dropout;
