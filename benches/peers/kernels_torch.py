@@ -1,8 +1,8 @@
 """Times single kernels in PyTorch and in Muster, turn by turn, and prints the ratios.
 
 Both run on the same cores in one interleaved run; a ratio is the median over the rounds. Attention is compared with
-transformers' DeBERTa-v3 self-attention (eager), which includes the projections that both need: they are timed apart in
-PyTorch and subtracted.
+transformers' DeBERTa-v3 self-attention (eager), which includes the projections that both need: they are measured apart in
+PyTorch and subtracted. MiB are what the first call adds to the process's resident memory.
 
     python kernels_torch.py --muster ../../target/release/muster-bench --threads 2 [--only linear]
 """
@@ -17,6 +17,7 @@ import torch
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
+
 def median_seconds(call):
     """Like muster-bench: about 300 ms, at least 5 calls, after one that is not counted."""
     call()
@@ -26,6 +27,41 @@ def median_seconds(call):
         call()
         samples.append(time.perf_counter() - begin)
     return statistics.median(samples)
+
+
+def resident(field):
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
+
+
+def grown_mib(call):
+    """By how much the process grows in a call at its peak."""
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+    before = resident("VmRSS:")
+    call()
+    return resident("VmHWM:") - before
+
+
+class Muster:
+    """A muster-bench that times cases as they are asked for."""
+
+    def __init__(self, binary, threads):
+        self.process = subprocess.Popen(
+            [binary, "kernels", "--serve", "--threads", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def time(self, case):
+        self.process.stdin.write(case + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
 
 
 def linear(dtype, which, rows, inputs, outputs):
@@ -95,14 +131,31 @@ def norm(dtype, rows, cols):
     return call
 
 
-def torch_seconds(case):
+def peer(case):
+    """How to time a case, and the MiB that its first call took."""
     kind, dtype, *rest = case.split()
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     if kind == "attention":
         whole, projections = attention(dtype, *rest)
-        return lambda: median_seconds(whole) - median_seconds(projections)
+        mib = -grown_mib(projections) + grown_mib(whole)
+        return lambda: median_seconds(whole) - median_seconds(projections), mib
     call = {"linear": linear, "adamw": adamw, "norm": norm}[kind](dtype, *rest)
-    return lambda: median_seconds(call)
+    mib = grown_mib(call)
+    return lambda: median_seconds(call), mib
+
+
+def compare(case, muster, rounds):
+    """A line of the table: medians, and the median of the rounds' ratios."""
+    seconds, their_mib = peer(case)
+    ours, theirs, our_mib = [], [], []
+    for _ in range(rounds):
+        theirs.append(seconds())
+        timed = muster.time(case)
+        ours.append(timed["seconds"])
+        our_mib.append(timed["grown"] / 2**20)
+    ratio = statistics.median(t / o for t, o in zip(theirs, ours))
+    mine, other = (1e3 * statistics.median(s) for s in (ours, theirs))
+    return f"| {case} | {mine:.3f} | {other:.3f} | {ratio:.2f} | {our_mib[0]:.1f} | {their_mib:.1f} |"
 
 
 def main():
@@ -116,26 +169,13 @@ def main():
     listed = subprocess.run(
         [args.muster, "kernels", "--list", "--only", args.only], check=True, capture_output=True, text=True
     )
-    server = subprocess.Popen(
-        [args.muster, "kernels", "--serve", "--threads", str(args.threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    print("| kernel | Muster ms | PyTorch ms | PyTorch / Muster |\n|---|---|---|---|")
+    print("| kernel | Muster ms | PyTorch ms | PyTorch / Muster | Muster MiB | PyTorch MiB |")
+    print("|---|---|---|---|---|---|")
     for case in listed.stdout.splitlines():
-        peer = torch_seconds(case)
-        ours, theirs = [], []
-        for _ in range(args.rounds):
-            theirs.append(peer())
-            server.stdin.write(case + "\n")
-            server.stdin.flush()
-            ours.append(json.loads(server.stdout.readline())["seconds"])
-        ratio = statistics.median(t / o for t, o in zip(theirs, ours))
-        mine, other = (1e3 * statistics.median(s) for s in (ours, theirs))
-        print(f"| {case} | {mine:.3f} | {other:.3f} | {ratio:.2f} |", flush=True)
-    server.stdin.close()
-    server.wait(timeout=10)
+        # A process of its own, so that memory kept from one case isn't there for the next.
+        muster = Muster(args.muster, args.threads)
+        print(compare(case, muster, args.rounds), flush=True)
+        muster.close()
 
 
 if __name__ == "__main__":

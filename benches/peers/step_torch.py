@@ -81,6 +81,8 @@ def measure(name, args, quantiles):
     config = SHAPES[name]()
     model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").train()
     optimizer = adamw(model, 5e-5, 0.01)
+    if args.compile:
+        model = torch.compile(model, dynamic=True)
     seconds, tokens = [], []
     for ids, mask, labels in batches(args, config.vocab_size, quantiles):
         began = time.perf_counter()
@@ -106,6 +108,7 @@ def main():
     parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=f"of: {', '.join(SHAPES)}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast")

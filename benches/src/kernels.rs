@@ -45,6 +45,8 @@ struct Timed {
     gflops: f64,
     /// 1e9 bytes per second of memory that must move, for the others.
     gbytes: f64,
+    /// Bytes by which the first call made this process grow, inputs and outputs apart.
+    grown: u64,
 }
 
 /// Every case of the table: the square of the textbooks, then the shapes of MiniLM and DeBERTa-v3-large at 512 tokens.
@@ -153,7 +155,7 @@ fn parse<'a>(words: &[&'a str]) -> Option<(Case, &'a str)> {
 }
 
 fn time<E: Element>(pool: &Pool, name: &str, case: Case) -> Result<Timed> {
-    let (seconds, flops, bytes) = match case {
+    let ((seconds, grown), flops, bytes) = match case {
         Case::Linear { pass, rows, inputs, outputs } => {
             let shape = linear::Shape { rows, inputs, outputs };
             (time_linear::<E>(pool, pass, shape), 2.0 * (rows * inputs * outputs) as f64, 0.0)
@@ -172,12 +174,13 @@ fn time<E: Element>(pool: &Pool, name: &str, case: Case) -> Result<Timed> {
         }
     };
     let rate = |work: f64| work / seconds / 1e9;
-    Ok(Timed { case: name.to_owned(), seconds, gflops: rate(flops), gbytes: rate(bytes) })
+    Ok(Timed { case: name.to_owned(), seconds, gflops: rate(flops), gbytes: rate(bytes), grown })
 }
 
-/// Median seconds of a call, over some 300 ms and at least 5 calls; one more goes first.
-fn median(mut call: impl FnMut()) -> f64 {
-    call();
+/// Median seconds of a call, over some 300 ms and at least 5 calls, and by how many bytes the process grew in one more
+/// that goes first.
+fn median(mut call: impl FnMut()) -> (f64, u64) {
+    let grown = growth(&mut call);
     let start = Instant::now();
     let mut samples = Vec::new();
     while samples.len() < 5 || (start.elapsed() < Duration::from_millis(300) && samples.len() < 1000) {
@@ -186,14 +189,28 @@ fn median(mut call: impl FnMut()) -> f64 {
         samples.push(begin.elapsed().as_secs_f64());
     }
     samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
+    (samples[samples.len() / 2], grown)
+}
+
+/// Resident bytes at the peak of a call above those before it; zero where Linux doesn't tell.
+fn growth(call: impl FnOnce()) -> u64 {
+    let resident = |field: &str| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).map_or(0, |kib| 1024 * kib)
+    };
+    // 5 resets the peak, VmHWM.
+    let reset = std::fs::write("/proc/self/clear_refs", "5");
+    let before = resident("VmRSS");
+    call();
+    if reset.is_ok() { resident("VmHWM").saturating_sub(before) } else { 0 }
 }
 
 fn noise<E: Element>(len: usize) -> Vec<E> {
     (0..len as u64).map(|i| E::from_f32(rng::uniform(1, i) as f32 - 0.5)).collect()
 }
 
-fn time_linear<E: Element>(pool: &Pool, pass: Pass, shape: linear::Shape) -> f64 {
+fn time_linear<E: Element>(pool: &Pool, pass: Pass, shape: linear::Shape) -> (f64, u64) {
     let linear::Shape { rows, inputs, outputs } = shape;
     let mut scratch = Scratch::default();
     let mut cx = Cx { pool, scratch: &mut scratch };
@@ -211,7 +228,7 @@ fn time_attention<E: Element>(
     sequences: usize,
     length: usize,
     (heads, dim): (usize, usize),
-) -> f64 {
+) -> (f64, u64) {
     let (tokens, hidden) = (sequences * length, heads * dim);
     let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
     let slots = Buckets { span: 256, bucket_count: 256, max_distance: 512 }.slots(length);
@@ -227,9 +244,10 @@ fn time_attention<E: Element>(
     };
     let scale = 1.0 / (3.0 * dim as f32).sqrt();
     let dropout = dropout::Dropout { rate: 0.1, site: 1, rows: &row_keys };
-    let (mut out, mut lse) = (noise::<E>(tokens * hidden), vec![0.0; heads * tokens]);
+    let (mut out, mut lse) = (noise::<E>(tokens * hidden), vec![1.0; heads * tokens]);
     let (mut dqkv, dout) = (qkv.clone(), noise::<E>(tokens * hidden));
-    let (mut dkeys, mut dqueries) = (vec![0.0; table.len()], vec![0.0; table.len()]);
+    // Not zeros: fresh zero pages would be counted as growth of the call.
+    let (mut dkeys, mut dqueries) = (vec![1.0; table.len()], vec![1.0; table.len()]);
     median(|| {
         let forward = attention::Forward {
             shape,
@@ -257,7 +275,7 @@ fn time_attention<E: Element>(
     })
 }
 
-fn time_adamw(pool: &Pool, parameters: usize) -> f64 {
+fn time_adamw(pool: &Pool, parameters: usize) -> (f64, u64) {
     let (mut grad, mut master) = (noise::<f32>(parameters), noise::<f32>(parameters));
     let (mut m, mut v) = (vec![0.0; parameters], vec![0.0; parameters]);
     let hyper =
@@ -274,7 +292,7 @@ fn time_adamw(pool: &Pool, parameters: usize) -> f64 {
     })
 }
 
-fn time_norm<E: Element>(pool: &Pool, rows: usize, cols: usize) -> f64 {
+fn time_norm<E: Element>(pool: &Pool, rows: usize, cols: usize) -> (f64, u64) {
     let (mut x, residual) = (noise::<E>(rows * cols), noise::<E>(rows * cols));
     let (gamma, beta) = (noise::<E>(cols), noise::<E>(cols));
     let (mut y, mut dx, mut dresidual) = (x.clone(), x.clone(), x.clone());

@@ -75,18 +75,20 @@ pub fn measure<E: Element>(shape: &Shape, settings: Settings, precision: &'stati
             flops += shape.step_flops(&lengths(&batch));
         }
     }
-    let total: f64 = samples.iter().sum();
     let mut sorted = samples.clone();
     sorted.sort_by(f64::total_cmp);
-    let gflops = flops / total / 1e9;
+    // Like the peer: mean work over the median time, which a busy moment of the machine doesn't move.
+    let step_s = sorted[sorted.len() / 2];
+    let per_s = |work: f64| work / samples.len() as f64 / step_s;
+    let gflops = per_s(flops) / 1e9;
     Ok(Measured {
         model: shape.name,
         precision,
         threads: settings.threads,
         rows: settings.rows,
-        step_s: sorted[sorted.len() / 2],
-        rows_per_s: (settings.rows * samples.len()) as f64 / total,
-        tokens_per_s: tokens as f64 / total,
+        step_s,
+        rows_per_s: settings.rows as f64 / step_s,
+        tokens_per_s: per_s(tokens as f64),
         samples_s: samples,
         gflops,
         peak_percent: 100.0 * gflops / peak,

@@ -2,6 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::memory;
+
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -27,8 +29,9 @@ impl Buffer {
     pub(crate) fn typed<T: Pod>(&mut self, len: usize) -> &mut [T] {
         let lines = (len * size_of::<T>()).div_ceil(64);
         if self.0.len() < lines {
-            // A fresh allocation of exactly this size: nothing of the old content is of use.
-            self.0 = vec![Line::zeroed(); lines];
+            // Nothing of the old content is of use, so that it goes before the new one comes.
+            self.0 = Vec::new();
+            self.0 = memory::zeroed(lines);
         }
         &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
     }

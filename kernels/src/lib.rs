@@ -24,6 +24,7 @@ pub mod isa;
 pub mod linear;
 pub mod loss;
 pub(crate) mod math;
+pub mod memory;
 pub mod norm;
 pub mod optim;
 pub mod peak;

@@ -9,13 +9,14 @@ use std::ops::Range;
 use muster_allreduce::digest;
 use muster_kernels::optim::{self, AdamW, Arenas};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, elementwise, loss};
+use muster_kernels::{Element, elementwise, loss, memory};
 use muster_proto::Step;
+use muster_proto::run_spec::Recompute;
 
 use crate::batch::{MicroBatch, Targets};
 use crate::model::Model;
 use crate::params::{ArenasMut, Params};
-use crate::tape::{DropoutKeys, Tape, Workspace};
+use crate::tape::{DropoutKeys, Rows, Tape, Workspace};
 
 /// Settings of AdamW that stay the same over a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,6 +30,9 @@ pub struct Hyper {
     /// Decoupled weight decay of matrices and tables.
     pub weight_decay: f32,
 }
+
+/// Packed operands have their rows rounded up by less than this.
+const PANEL: usize = 32;
 
 /// One optimizer update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,6 +65,7 @@ pub struct Engine<E: Element> {
     /// Stretches of the arenas that AdamW does not decay.
     undecayed: Vec<Range<usize>>,
     seed: u64,
+    recompute: Recompute,
     pool: Pool,
     work: Workspace<E>,
 }
@@ -77,14 +82,30 @@ impl<E: Element> Engine<E> {
             undecayed: model.layout().undecayed(),
             model,
             params,
-            grads: vec![0.0; len],
-            first_moment: vec![0.0; len],
-            second_moment: vec![0.0; len],
+            grads: memory::zeroed(len),
+            first_moment: memory::zeroed(len),
+            second_moment: memory::zeroed(len),
             hyper,
             seed,
+            recompute: Recompute::Never,
             pool,
             work: Workspace::default(),
         }
+    }
+
+    /// Chooses what backward computes again: it changes memory and time, not a bit of the result.
+    pub fn recompute(&mut self, what: Recompute) {
+        self.recompute = what;
+    }
+
+    /// Makes room for micro-batches of up to so many tokens, rows, and tokens of the longest row; larger ones make room
+    /// when they come.
+    pub fn reserve(&mut self, tokens: usize, rows: usize, longest: usize) {
+        self.work.reserve(Rows::Tokens, tokens);
+        self.work.reserve(Rows::Sequences, rows);
+        self.work.reserve(Rows::Slots, self.model.slots(longest));
+        let (tokens, (hidden, widest)) = (tokens + PANEL, self.model.widths());
+        self.work.scratch.reserve(tokens * widest, tokens.max(hidden + PANEL) * widest);
     }
 
     /// The architecture and its layout.
@@ -136,7 +157,8 @@ impl<E: Element> Engine<E> {
     /// any split of it into micro-batches gives the same gradients.
     pub fn train(&mut self, batch: &MicroBatch, step: Step, global_rows: usize) -> f64 {
         let keys = DropoutKeys::new(self.seed, step.0, batch);
-        let mut tape = Tape::training(self.params.compute(), &self.pool, &mut self.work, keys);
+        let mut tape =
+            Tape::training(self.params.compute(), &self.pool, &mut self.work, keys, self.recompute);
         let logits = self.model.forward(&mut tape, batch);
         let mut dlogits = vec![0.0; logits.values.len()];
         let scale = 1.0 / global_rows as f32;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use muster_kernels::{Element, Pool, elementwise};
+use muster_kernels::{Element, Pool, elementwise, memory};
 
 /// What a parameter is; weight decay goes by it, never by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,7 +194,7 @@ impl<E: Element> Params<E> {
         match bytemuck::allocation::try_cast_vec::<f32, E>(master) {
             Ok(compute) => Self { layout, compute, master: Vec::new() },
             Err((_, master)) => {
-                let mut compute = vec![E::zeroed(); master.len()];
+                let mut compute = memory::zeroed(master.len());
                 elementwise::cast(pool, &master, &mut compute);
                 Self { layout, compute, master }
             }

@@ -19,7 +19,7 @@ pub struct RelativeGrad<'a> {
 }
 
 /// Most bytes of all sums of tasks together.
-const SUMS_BYTES: usize = 16 << 20;
+const SUMS_BYTES: usize = 12 << 20;
 
 thread_local! {
     /// The sums of the last call from this thread, for the next: fresh pages would cost more than the additions.

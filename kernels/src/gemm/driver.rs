@@ -133,10 +133,10 @@ impl<U: Unit> Product<'_, U> {
         let longest = micro.block(depth);
         for from in (0..depth).step_by(longest) {
             let block = longest.min(depth - from);
-            for (i, p) in rows.clone().enumerate() {
-                let a = &self.a[self.left.block(p, from, block)];
-                for (j, q) in cols.clone().enumerate() {
-                    let b = &self.b[self.right.block(q, from, block)];
+            for (j, q) in cols.clone().enumerate() {
+                let b = &self.b[self.right.block(q, from, block)];
+                for (i, p) in rows.clone().enumerate() {
+                    let a = &self.a[self.left.block(p, from, block)];
                     let at = (i * cols.len() + j) * tile;
                     micro.run(block, a, b, &mut acc[at..at + tile], from == 0);
                 }

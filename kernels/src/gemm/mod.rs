@@ -28,6 +28,14 @@ pub struct Scratch {
     b: Buffer,
 }
 
+impl Scratch {
+    /// Makes room for operands of so many numbers, which spares growing to them; what is not used is not resident.
+    pub fn reserve(&mut self, a: usize, b: usize) {
+        self.a.sized(a);
+        self.b.sized(b);
+    }
+}
+
 /// A matrix in a slice; element (i, j) is `data[i * row_stride + j * col_stride]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Mat<'a, E> {

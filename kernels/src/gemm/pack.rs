@@ -266,7 +266,9 @@ impl<E: Element, U: Unit> Columns<'_, E, U> {
             let (full, rest) = row.as_chunks::<W>();
             for (p, x) in full.iter().enumerate() {
                 let out = &mut self.out[p * stride + k * W..][..W];
-                (0..W).for_each(|r| out[r] = U::from_f32(x[r].to_f32()));
+                for (y, x) in out.iter_mut().zip(x) {
+                    *y = U::from_f32(x.to_f32());
+                }
             }
             if !rest.is_empty() {
                 let out = &mut self.out[whole * stride + k * W..][..W];

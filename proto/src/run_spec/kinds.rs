@@ -88,6 +88,16 @@ choice! {
 }
 
 choice! {
+    /// What backward computes again instead of finding it in memory (PyTorch: activation checkpointing).
+    Recompute {
+        /// Nothing.
+        Never = "never",
+        /// Each encoder layer, from its input.
+        Layers = "layers",
+    }
+}
+
+choice! {
     /// Format of the data files.
     DataFormat {
         /// By the file's extension.

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
-    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Pin, Precision, Schedule, TaskType,
-    Truncation, metric_names,
+    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Pin, Precision, Recompute, Schedule,
+    TaskType, Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
 
@@ -154,6 +154,8 @@ pub struct TrainSpec {
     pub threads: Option<usize>,
     /// Whether each compute thread is bound to a CPU; default `auto`.
     pub pin: Pin,
+    /// What backward computes again instead of keeping it; default never.
+    pub recompute: Recompute,
     /// What happens at a loss or gradient that is not finite; default stop.
     pub on_non_finite: OnNonFinite,
     /// Steps between two lines of the metrics log; default 10.

@@ -242,6 +242,7 @@ fn read_train(r: &mut Reader<'_>) -> TrainSpec {
         precision: r.choice("train.precision", Precision::NAMES).unwrap_or(Precision::Auto),
         threads: auto(r, "train.threads", limits::MAX_THREADS),
         pin: r.choice("train.pin", Pin::NAMES).unwrap_or(Pin::Auto),
+        recompute: r.choice("train.recompute", Recompute::NAMES).unwrap_or(Recompute::Never),
         on_non_finite: r.choice("train.on_non_finite", OnNonFinite::NAMES).unwrap_or(OnNonFinite::Stop),
         log_every_steps: r.whole("train.log_every_steps", 1, limits::MAX_STEPS).unwrap_or(10),
     }

@@ -68,6 +68,7 @@ pub const KEYS: &[Key] = &[
     key("train.precision", "auto | f32 | bf16", "auto"),
     key("train.threads", "auto or whole number >= 1", "auto"),
     key("train.pin", "auto | always | never", "auto"),
+    key("train.recompute", "never | layers", "never"),
     key("train.on_non_finite", "stop | skip", "stop"),
     key("train.log_every_steps", "whole number >= 1", "10"),
     key("eval.every", "epoch | end | whole number of steps", "epoch"),

@@ -101,6 +101,7 @@ max_grad_norm = 0
 precision = "bf16"
 threads = 3
 pin = "never"
+recompute = "layers"
 on_non_finite = "skip"
 log_every_steps = 1
 [eval]
@@ -123,6 +124,7 @@ keep_last = 5
     assert_eq!((spec.train.max_steps, spec.train.learning_rate), (Some(1000), 1.0));
     assert_eq!((spec.train.warmup_steps, spec.train.warmup_ratio), (Some(10), None));
     assert_eq!(spec.train.max_grad_norm, None, "0 turns clipping off");
+    assert_eq!(spec.train.recompute, Recompute::Layers);
     assert_eq!(spec.eval.every, EvalEvery::Steps(50));
     assert_eq!(spec.checkpoint.keep_last, 5);
 }

@@ -9,9 +9,10 @@ use muster_kernels::activation::Activation;
 use super::config::HeadKind;
 use super::{Layer, Model};
 use crate::batch::MicroBatch;
-use crate::tape::{Embed, Heads, KeyKind, Logits, Rates, Relative, Tape, Var};
+use crate::tape::{Embed, Heads, KeyKind, Logits, Rates, Relative, Rows, Tape, Var};
 
 /// The relative table as every layer sees it: the rows that this micro-batch uses, normalised.
+#[derive(Clone)]
 struct Positions<E: Element> {
     rows: Var<E>,
     slots: Rc<[u32]>,
@@ -23,13 +24,16 @@ impl Model {
     ///
     /// # Panics
     /// If the batch holds a token id, type or position outside the model's tables: the loader checks them.
-    pub fn forward<E: Element>(&self, tape: &mut Tape<'_, E>, batch: &MicroBatch) -> Logits<E> {
+    pub fn forward<'a, E: Element>(&'a self, tape: &mut Tape<'a, E>, batch: &MicroBatch) -> Logits<E> {
+        tape.expect(Rows::Tokens, batch.tokens());
+        tape.expect(Rows::Sequences, batch.rows());
         let offsets: Rc<[u32]> = batch.offsets.as_slice().into();
         let embedded = self.embed(tape, batch);
         let positions = self.positions(tape, batch.max_len());
         let mut x = embedded.clone();
         for (i, layer) in self.layers.iter().enumerate() {
-            x = self.layer(tape, layer, x, positions.as_ref(), &offsets);
+            let (input, table, rows) = (x, positions.clone(), Rc::clone(&offsets));
+            x = tape.segment(move |tape| self.layer(tape, layer, &input, table.as_ref(), &rows));
             if i == 0 && self.conv.is_some() {
                 x = self.conv(tape, &embedded, &x, &offsets);
             }
@@ -64,6 +68,7 @@ impl Model {
         let relative =
             self.relative.as_ref().filter(|_| terms.content_to_position || terms.position_to_content)?;
         let slots = relative.buckets.slots(max_len);
+        tape.expect(Rows::Slots, slots.count);
         let range: Range<usize> = slots.first..slots.first + slots.count;
         let mut rows = tape.table_rows(&relative.table, range);
         if let Some(norm) = &relative.norm {
@@ -76,17 +81,17 @@ impl Model {
         &self,
         tape: &mut Tape<'_, E>,
         layer: &Layer,
-        x: Var<E>,
+        x: &Var<E>,
         positions: Option<&Positions<E>>,
         offsets: &Rc<[u32]>,
     ) -> Var<E> {
         let rates = Rates { before: self.config.dropouts.hidden, after: 0.0 };
         let relative = positions.map(|p| self.relative_terms(tape, layer, p));
-        let qkv = tape.linear(&x, &layer.qkv);
+        let qkv = tape.linear(x, &layer.qkv);
         let context = tape.attention(qkv, relative, &self.attention_heads(), offsets);
         let attended = tape.linear(&context, &layer.attention_out);
         drop(context);
-        let x = tape.add_norm(attended, Some(&x), &layer.attention_norm, rates);
+        let x = tape.add_norm(attended, Some(x), &layer.attention_norm, rates);
         let out = tape.feed_forward(&x, &layer.up, self.config.activation, &layer.down);
         tape.add_norm(out, Some(&x), &layer.output_norm, rates)
     }

@@ -1,6 +1,6 @@
 //! Random weights, each a pure function of (seed, parameter name, element).
 
-use muster_kernels::{Pool, rng};
+use muster_kernels::{Pool, memory, rng};
 
 use super::Model;
 use crate::params::{Param, ParamKind};
@@ -44,7 +44,7 @@ pub fn random_head(pool: &Pool, model: &Model, seed: u64) -> Vec<f32> {
 }
 
 fn drawn(pool: &Pool, model: &Model, seed: u64, wanted: impl Fn(&Param) -> bool) -> Vec<f32> {
-    let mut weights = vec![0.0; model.layout.arena_len()];
+    let mut weights = memory::zeroed(model.layout.arena_len());
     for param in model.layout.params().iter().filter(|param| wanted(param)) {
         model.init_param(pool, seed, param, &mut weights[param.range.clone()]);
     }

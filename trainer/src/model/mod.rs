@@ -79,6 +79,18 @@ impl Model {
         build::build(config, outputs)
     }
 
+    /// Columns of the encoder's values: the usual, and the most of any operand of a product.
+    pub fn widths(&self) -> (usize, usize) {
+        let c = &self.config;
+        let unfolded = c.conv.as_ref().map_or(0, |conv| conv.kernel * c.hidden);
+        (c.hidden, c.intermediate.max(3 * c.hidden).max(unfolded))
+    }
+
+    /// Rows of the relative table that sequences of up to `longest` tokens use.
+    pub fn slots(&self, longest: usize) -> usize {
+        self.relative.as_ref().map_or(0, |relative| relative.buckets.slots(longest).count)
+    }
+
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config

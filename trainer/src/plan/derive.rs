@@ -1,9 +1,10 @@
 //! The derivation itself: decisions in the order in which they follow from each other.
 
 use muster_kernels::DType;
+use muster_proto::run_spec::Recompute;
 
 use super::input::PlanInput;
-use super::memory::{MemoryEstimate, estimate};
+use super::memory::{MemoryEstimate, Storage, estimate};
 use super::recipe::published_peak_rate;
 use super::steps::{Steps, steps};
 use super::{micro_batch, precision, units};
@@ -262,11 +263,15 @@ fn suggestion(plan: &DerivedPlan, input: &PlanInput<'_>) -> String {
     if let Some(tokens) = micro_batch::shrink(input, dtype, threads, plan.micro_batch_tokens) {
         return format!("train.micro_batch_tokens = {tokens} would fit, and so would \"auto\"");
     }
+    let fits = |storage: &Storage| estimate(input.model, storage).total() <= input.host.memory.usable();
+    let longest = micro_batch::storage(input, dtype, threads, input.data.longest.max(1));
+    if fits(&Storage { recompute: Recompute::Layers, ..longest }) {
+        return "train.recompute = \"layers\" would fit with train.micro_batch_tokens = \"auto\"".into();
+    }
     let mut shorter = input.data.longest / 2;
     while shorter >= muster_proto::limits::MIN_SEQUENCE_TOKENS {
-        let mut storage = micro_batch::storage(input, dtype, threads, shorter);
-        storage.longest = shorter;
-        if estimate(input.model, &storage).total() <= input.host.memory.usable() {
+        let storage = micro_batch::storage(input, dtype, threads, shorter);
+        if fits(&Storage { longest: shorter, ..storage }) {
             return format!(
                 "data.max_length = {shorter} would fit with train.micro_batch_tokens = {shorter}"
             );

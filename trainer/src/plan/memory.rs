@@ -2,9 +2,12 @@
 //!
 //! The terms follow what the tape keeps for backward: per layer and token the fused query-key-value (3H), the
 //! attention output (H), both LayerNorm inputs and outputs (4H) and the feed-forward before and after its
-//! activation (2I). Attention probabilities are never stored.
+//! activation (2I); with recomputation the output of each layer (H) and one layer whole. Attention probabilities are
+//! never stored. Buffers are as large as the largest micro-batch needs and are reused where the columns agree
+//! (`tape/buffer.rs`), so the sum of the terms is what is resident.
 
 use muster_kernels::DType;
+use muster_proto::run_spec::Recompute;
 
 use super::{ModelDims, units};
 
@@ -23,6 +26,8 @@ pub struct Storage {
     pub threads: usize,
     /// Bytes of an element of a packed operand: 2 where bf16 is multiplied as it is, else 4.
     pub packed_bytes: usize,
+    /// What backward computes again.
+    pub recompute: Recompute,
 }
 
 /// One use of memory.
@@ -42,11 +47,9 @@ pub struct MemoryEstimate {
 }
 
 /// The program itself, tokenizer and loader included, in bytes.
-const PROCESS_BYTES: u64 = 96 << 20;
+const PROCESS_BYTES: u64 = 56 << 20;
 /// Stack, packing buffers and attention tiles of a thread, in bytes.
 const THREAD_BYTES: u64 = 8 << 20;
-/// Share of the activations that size classes and recycled buffers of other lengths add, in percent.
-const SLACK_PERCENT: u64 = 30;
 
 impl MemoryEstimate {
     /// Sum of all parts, in bytes.
@@ -54,9 +57,9 @@ impl MemoryEstimate {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// What stays whatever the micro-batch: everything but activations, logits and slack.
+    /// What stays whatever the micro-batch: everything but activations and logits.
     pub fn fixed(&self) -> u64 {
-        let varying = ["activations", "backward", "packed operands", "logits", "slack"];
+        let varying = ["activations", "backward", "packed operands", "logits"];
         self.parts.iter().filter(|part| !varying.contains(&part.name)).map(|part| part.bytes).sum()
     }
 
@@ -81,8 +84,9 @@ pub fn estimate(model: &ModelDims, storage: &Storage) -> MemoryEstimate {
         DType::Bf16 => 4 * parameters,
     };
     let saved = saved_bytes(model, storage);
-    // Gradients of the widest place, the feed-forward, beside those that wait for the residual.
-    let backward = tokens * (2 * wide + 4 * hidden) * element;
+    // Gradients of the last layer, when nothing is free yet: of its output, of the residual beside it, and of query, key
+    // and value. Those of the relative table are summed in f32 before they are rounded.
+    let backward = tokens * 5 * hidden * element + slots(model, storage) * hidden * (2 * 4 + 4 * element);
     // Operands of the largest product, packed: activations or their gradients, and a weight or again activations.
     let widest = wide.max(3 * hidden);
     let packed = storage.packed_bytes as u64 * (tokens * widest + (hidden * widest).max(tokens * widest));
@@ -98,24 +102,32 @@ pub fn estimate(model: &ModelDims, storage: &Storage) -> MemoryEstimate {
             part("backward", backward),
             part("packed operands", packed),
             part("logits", 2 * 4 * rows * model.outputs as u64),
-            part("slack", (saved + backward) * SLACK_PERCENT / 100),
         ],
     }
+}
+
+/// Rows of the relative table that distances up to the longest row can use.
+fn slots(model: &ModelDims, storage: &Storage) -> u64 {
+    (2 * storage.longest as u64).min(model.relative_rows as u64)
 }
 
 fn saved_bytes(model: &ModelDims, storage: &Storage) -> u64 {
     let element = storage.dtype.bytes() as u64;
     let (tokens, hidden, wide) = (storage.tokens as u64, model.hidden as u64, model.intermediate as u64);
-    let heads = model.heads as u64;
+    let layers = model.layers as u64;
     // Row maxima of attention and statistics of two LayerNorms are f32.
-    let per_token = (8 * hidden + 2 * wide) * element + 4 * heads + 16;
-    // Rows of the relative table that distances up to the longest row can use, dropped out and projected twice.
-    let active = (2 * storage.longest as u64).min(model.relative_rows as u64);
-    let relative = active * 3 * hidden * element;
-    let embedded = tokens * 2 * hidden * element;
+    let per_token = (8 * hidden + 2 * wide) * element + 4 * model.heads as u64 + 16;
+    // The slots in use, dropped out and projected twice.
+    let layer = tokens * per_token + slots(model, storage) * 3 * hidden * element;
+    let encoder = match storage.recompute {
+        Recompute::Never => layers * layer,
+        Recompute::Layers => layers * tokens * hidden * element + layer,
+    };
+    // Before and after their LayerNorms.
+    let embedded = (tokens + slots(model, storage)) * 2 * hidden * element;
     let conv = match model.conv_kernel as u64 {
         0 => 0,
         kernel => tokens * (kernel + 4) * hidden * element,
     };
-    model.layers as u64 * (tokens * per_token + relative) + embedded + conv
+    encoder + embedded + conv
 }

@@ -79,23 +79,24 @@ pub(super) fn shrink(input: &PlanInput<'_>, dtype: DType, threads: usize, tokens
     if usable == 0 || fits(tokens) || !fits(least) {
         return None;
     }
-    // The estimate grows with the tokens, so the border can be found by halving.
-    let (mut fitting, mut failing) = (least, tokens);
-    while failing - fitting > STEP {
+    // The estimate grows with the tokens, so the border can be found by halving, in steps.
+    let (mut fitting, mut failing) = (least / STEP, tokens.div_ceil(STEP));
+    while failing - fitting > 1 {
         let middle = fitting + (failing - fitting) / 2;
-        match fits(middle) {
+        match fits(middle * STEP) {
             true => fitting = middle,
             false => failing = middle,
         }
     }
-    Some(round_down(fitting).max(least))
+    Some((fitting * STEP).max(least))
 }
 
 /// How a micro-batch of so many tokens is stored.
 pub(super) fn storage(input: &PlanInput<'_>, dtype: DType, threads: usize, tokens: usize) -> Storage {
     let rows = input.spec.train.global_batch.min(tokens);
     let packed_bytes = if dtype == DType::Bf16 && !input.cpu.bf16_is_emulated { 2 } else { 4 };
-    Storage { dtype, tokens, longest: input.data.longest, rows, threads, packed_bytes }
+    let recompute = input.spec.train.recompute;
+    Storage { dtype, tokens, longest: input.data.longest, rows, threads, packed_bytes, recompute }
 }
 
 fn round_down(tokens: usize) -> usize {

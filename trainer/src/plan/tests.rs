@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use muster_kernels::DType;
-use muster_proto::run_spec::{Init, Precision, RunSpec};
+use muster_proto::run_spec::{Init, Precision, Recompute, RunSpec};
 
 use super::*;
 use crate::topology::{Core, HostFacts, HugePages, MemoryFacts, NodesFrom};
@@ -178,15 +178,19 @@ fn case_69_a_smaller_micro_batch_is_suggested_where_it_would_fit() {
 }
 
 #[test]
-fn case_69_a_shorter_length_is_suggested_where_only_that_would_fit() {
+fn case_69_recomputing_and_then_a_shorter_length_are_suggested_where_they_would_fit() {
     let long = DatasetStats { longest: 4096, ..data() };
     let spec = spec("epochs = 1");
     let model = large();
     let fixed = plan(&spec, &model, &host(64.0)).memory.fixed() as f64 / 1e9;
-    let (host, cpu) = (host(fixed + 2.0), cpu("avx2", "avx2", true));
-    let plan = derive(&PlanInput { spec: &spec, model: &model, data: &long, host: &host, cpu: &cpu });
-    let hint = plan.admit().unwrap_err().hint().unwrap();
-    assert!(hint.starts_with("data.max_length = "), "{hint}");
+    let cpu = cpu("avx2", "avx2", true);
+    let hint = |gb: f64| {
+        let host = host(gb);
+        let plan = derive(&PlanInput { spec: &spec, model: &model, data: &long, host: &host, cpu: &cpu });
+        plan.admit().unwrap_err().hint().unwrap()
+    };
+    assert!(hint(fixed + 2.0).starts_with("train.recompute = "), "{}", hint(fixed + 2.0));
+    assert!(hint(fixed + 0.5).starts_with("data.max_length = "), "{}", hint(fixed + 0.5));
 }
 
 #[test]
@@ -206,8 +210,15 @@ fn the_micro_batch_follows_cache_row_and_run_file() {
 
 #[test]
 fn the_estimate_grows_with_tokens_and_holds_every_arena() {
-    let storage =
-        |dtype, tokens| Storage { dtype, tokens, longest: 128, rows: 32, threads: 2, packed_bytes: 4 };
+    let storage = |dtype, tokens| Storage {
+        dtype,
+        tokens,
+        longest: 128,
+        rows: 32,
+        threads: 2,
+        packed_bytes: 4,
+        recompute: Recompute::Never,
+    };
     let of = |dtype, tokens| estimate(&large(), &storage(dtype, tokens));
     let part =
         |estimate: &MemoryEstimate, name: &str| estimate.parts.iter().find(|p| p.name == name).unwrap().bytes;

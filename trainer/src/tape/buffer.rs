@@ -1,78 +1,80 @@
 //! Activation buffers that are reused instead of returned to the allocator.
 //!
-//! A step takes and drops the same few sizes over and over; a fresh allocation would be zeroed and page-faulted
-//! each time. Contents of a taken buffer are whatever was left there: every kernel overwrites its output.
+//! A step takes and drops the same matrices over and over; a fresh allocation would be zeroed and page-faulted each
+//! time. A buffer has room for the most rows of its kind ever [expected](Recycler::expect), so that micro-batches of
+//! every size share one set of buffers, and memory is what the largest of them needs: what a smaller one leaves
+//! untouched is never resident. Contents of a taken buffer are whatever was left there: every kernel overwrites its
+//! output.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
-/// Free buffers by capacity.
-type Free<T> = BTreeMap<usize, Vec<Vec<T>>>;
+use muster_kernels::memory;
+
+/// What the rows of a matrix stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// Tokens of a micro-batch.
+    Tokens,
+    /// Sequences of a micro-batch.
+    Sequences,
+    /// Slots of the relative-position table that a micro-batch uses.
+    Slots,
+}
+
+/// Rows of one kind.
+#[derive(Debug, Clone, Copy, Default)]
+struct Extent {
+    /// Of the micro-batch at hand.
+    now: usize,
+    /// Of the largest micro-batch known.
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    extents: [Extent; 3],
+    /// Free buffers by capacity.
+    free: HashMap<usize, Vec<Vec<T>>>,
+}
 
 /// A shared list of free buffers of one element type.
 #[derive(Debug, Clone)]
 pub struct Recycler<T> {
-    free: Rc<RefCell<Free<T>>>,
+    inner: Rc<RefCell<Inner<T>>>,
 }
 
 impl<T> Default for Recycler<T> {
     fn default() -> Self {
-        Self { free: Rc::default() }
+        Self { inner: Rc::new(RefCell::new(Inner { extents: [Extent::default(); 3], free: HashMap::new() })) }
     }
-}
-
-/// Buffers smaller than this are all alike; keeps tiny ones from making a size class each.
-const SMALLEST: usize = 256;
-/// How many times larger than needed a reused buffer may be.
-const REUSE: usize = 4;
-
-/// Rounds up to one of four sizes per power of two, so that random lengths settle on few buffers.
-fn size_class(len: usize) -> usize {
-    let len = len.max(SMALLEST);
-    let quarter = (len.next_power_of_two() / 8).max(1);
-    len.next_multiple_of(quarter)
-}
-
-/// Takes a buffer off the list of a capacity that is there.
-fn remove<T>(free: &mut Free<T>, capacity: usize) -> Vec<T> {
-    let list = free.get_mut(&capacity).expect("the capacity was found among the free ones");
-    let data = list.pop().expect("empty lists are removed");
-    if list.is_empty() {
-        free.remove(&capacity);
-    }
-    data
 }
 
 impl<T: bytemuck::Pod> Recycler<T> {
-    /// Takes a buffer of `len` elements with unspecified contents.
-    pub fn take(&self, len: usize) -> Buf<T> {
-        let class = size_class(len);
-        let mut free = self.free.borrow_mut();
-        // A buffer of up to four times the size is good enough: the same buffers serve the last, smaller micro-batch of
-        // a step too, and the list stays short.
-        let fit = free.range(class..=REUSE * class).next().map(|(&capacity, _)| capacity);
-        let data = match fit {
-            Some(capacity) => remove(&mut free, capacity),
-            None => {
-                // A free buffer that is somewhat too small served a shorter micro-batch, which this one's buffers can
-                // serve as well: it makes room. Otherwise every longer step would leave a whole set of buffers behind.
-                let outgrown = free.range(class / REUSE..class).next_back().map(|(&capacity, _)| capacity);
-                if let Some(capacity) = outgrown {
-                    drop(remove(&mut free, capacity));
-                }
-                vec![T::zeroed(); class]
-            }
-        };
-        drop(free);
-        Buf { data, len, home: self.clone() }
+    /// Announces that matrices with `now` rows of a kind are about to be taken, and that none will have more than
+    /// `most`, as far as is known.
+    pub fn expect(&self, kind: Rows, now: usize, most: usize) {
+        let mut inner = self.inner.borrow_mut();
+        let extent = &mut inner.extents[kind as usize];
+        extent.now = now;
+        let most = most.max(now);
+        if most > extent.most {
+            extent.most = most;
+            // No buffer of the old capacities will be asked for again.
+            inner.free.clear();
+        }
     }
 
-    /// Bytes of all free buffers.
-    #[cfg(test)]
-    fn free_bytes(&self) -> usize {
-        self.free.borrow().iter().map(|(&capacity, list)| capacity * list.len() * size_of::<T>()).sum()
+    /// Takes a buffer of `rows x cols` elements with unspecified contents.
+    pub fn take(&self, rows: usize, cols: usize) -> Buf<T> {
+        let mut inner = self.inner.borrow_mut();
+        // Kinds that happen to have equally many rows share the larger capacity.
+        let most = inner.extents.iter().filter(|e| e.now == rows).map(|e| e.most).max().unwrap_or(rows);
+        let capacity = most * cols;
+        let data = inner.free.get_mut(&capacity).and_then(Vec::pop);
+        Buf { data: data.unwrap_or_else(|| memory::zeroed(capacity)), len: rows * cols, home: self.clone() }
     }
 }
 
@@ -100,7 +102,7 @@ impl<T: bytemuck::Pod> DerefMut for Buf<T> {
 impl<T: bytemuck::Pod> Drop for Buf<T> {
     fn drop(&mut self) {
         let data = std::mem::take(&mut self.data);
-        self.home.free.borrow_mut().entry(data.len()).or_default().push(data);
+        self.home.inner.borrow_mut().free.entry(data.len()).or_default().push(data);
     }
 }
 
@@ -108,46 +110,49 @@ impl<T: bytemuck::Pod> Drop for Buf<T> {
 mod tests {
     use super::*;
 
+    impl Recycler<f32> {
+        /// Capacities of all free buffers.
+        fn free(&self) -> Vec<usize> {
+            let inner = self.inner.borrow();
+            let mut all: Vec<usize> = inner.free.values().flatten().map(Vec::len).collect();
+            all.sort_unstable();
+            all
+        }
+    }
+
     #[test]
-    fn a_dropped_buffer_is_taken_again() {
+    fn smaller_micro_batches_use_the_buffers_of_larger_ones() {
         let recycler = Recycler::<f32>::default();
-        let first = recycler.take(1000);
+        recycler.expect(Rows::Tokens, 100, 0);
+        let first = recycler.take(100, 8);
         let address = first.as_ptr();
         drop(first);
-        assert_eq!(recycler.take(900).as_ptr(), address, "900 fits where 1000 was");
-        assert_eq!(recycler.take(900).len(), 900);
+        recycler.expect(Rows::Tokens, 3, 0);
+        let second = recycler.take(3, 8);
+        assert_eq!((second.as_ptr(), second.len()), (address, 24));
+        assert_eq!(recycler.take(3, 4).len(), 12, "of other columns there is none yet");
     }
 
     #[test]
-    fn random_lengths_settle() {
+    fn known_sizes_are_allocated_once_in_any_order() {
         let recycler = Recycler::<f32>::default();
-        let mut bytes = Vec::new();
-        for i in 0..10_000u64 {
-            let a = recycler.take((i * 7919 % 5000) as usize + 1);
-            let b = recycler.take((i * 104_729 % 5000) as usize + 1);
-            drop((a, b));
-            bytes.push(recycler.free_bytes());
-        }
-        assert_eq!(bytes[1000], bytes[9999], "no growth after the first lengths were seen");
-    }
-
-    #[test]
-    fn growing_lengths_do_not_leave_a_set_of_buffers_each() {
-        let recycler = Recycler::<f32>::default();
-        for len in [1000, 1300, 1700, 2100, 2900, 3900] {
-            let set: Vec<_> = (0..10).map(|_| recycler.take(len)).collect();
+        for tokens in [5, 80, 1, 64, 100] {
+            recycler.expect(Rows::Tokens, tokens, 100);
+            recycler.expect(Rows::Slots, 2 * tokens, 256);
+            recycler.expect(Rows::Sequences, 1 + tokens / 50, 4);
+            let set = [recycler.take(tokens, 8), recycler.take(tokens, 8), recycler.take(2 * tokens, 8)];
             drop(set);
         }
-        let last = 10 * 4 * size_class(3900);
-        assert!(recycler.free_bytes() <= last, "{} for a need of {last}", recycler.free_bytes());
+        assert_eq!(recycler.free(), [800, 800, 2048]);
     }
 
     #[test]
-    fn the_class_wastes_at_most_a_quarter() {
-        for len in SMALLEST..10_000 {
-            let class = size_class(len);
-            assert!(class >= len && class * 4 <= len * 5 + 4, "{len} -> {class}");
-            assert_eq!(size_class(class), class, "a class is its own class");
+    fn growing_micro_batches_leave_nothing_behind() {
+        let recycler = Recycler::<f32>::default();
+        for tokens in [1000, 1300, 1700, 2100, 2900, 3900] {
+            recycler.expect(Rows::Tokens, tokens, 0);
+            drop([recycler.take(tokens, 1), recycler.take(tokens, 1)]);
         }
+        assert_eq!(recycler.free(), [3900, 3900]);
     }
 }

@@ -19,7 +19,9 @@ use muster_kernels::Element;
 use muster_kernels::gemm::Scratch;
 use muster_kernels::linear::Cx;
 use muster_kernels::pool::Pool;
+use muster_proto::run_spec::Recompute;
 
+pub use buffer::Rows;
 use buffer::{Buf, Recycler};
 pub use keys::{DropoutKeys, KeyKind};
 pub use ops::{Embed, Heads, Logits, Rates, Relative};
@@ -32,6 +34,14 @@ pub struct Workspace<E> {
     pub floats: Recycler<f32>,
     /// Working memory of the GEMMs.
     pub scratch: Scratch,
+}
+
+impl<E: Element> Workspace<E> {
+    /// Makes room for micro-batches of up to so many rows of a kind, which spares growing to them.
+    pub fn reserve(&mut self, kind: Rows, most: usize) {
+        self.activations.expect(kind, 0, most);
+        self.floats.expect(kind, 0, most);
+    }
 }
 
 impl<E> Default for Workspace<E> {
@@ -84,20 +94,43 @@ pub struct Tape<'a, E: Element> {
     env: Env<'a, E>,
     /// Present while training: keys of the random streams.
     keys: Option<DropoutKeys>,
-    ops: Vec<Recorded<E>>,
+    recompute: Recompute,
+    /// Whether operations are kept for backward.
+    recording: bool,
+    ops: Vec<Recorded<'a, E>>,
     node_count: usize,
     site_count: u64,
 }
 
-struct Recorded<E: Element> {
-    op: ops::Op<E>,
+struct Recorded<'a, E: Element> {
+    op: Op<'a, E>,
     out: usize,
 }
 
+enum Op<'a, E: Element> {
+    Fused(ops::Op<E>),
+    Segment(Segment<'a, E>),
+}
+
+/// Operations that backward computes again.
+struct Segment<'a, E: Element> {
+    body: Body<'a, E>,
+    /// Dropouts of the model before it.
+    site_count: u64,
+}
+
+type Body<'a, E> = Box<dyn Fn(&mut Tape<'a, E>) -> Var<E> + 'a>;
+
 impl<'a, E: Element> Tape<'a, E> {
     /// Starts a tape that records, for training; `keys` seed its dropout.
-    pub fn training(params: &'a [E], pool: &'a Pool, work: &'a mut Workspace<E>, keys: DropoutKeys) -> Self {
-        Self::new(params, pool, work, Some(keys))
+    pub fn training(
+        params: &'a [E],
+        pool: &'a Pool,
+        work: &'a mut Workspace<E>,
+        keys: DropoutKeys,
+        recompute: Recompute,
+    ) -> Self {
+        Self { recompute, recording: true, ..Self::new(params, pool, work, Some(keys)) }
     }
 
     /// Starts a tape that only computes: no dropout, nothing kept.
@@ -113,7 +146,36 @@ impl<'a, E: Element> Tape<'a, E> {
             activations: work.activations.clone(),
             floats: work.floats.clone(),
         };
-        Self { env, keys, ops: Vec::new(), node_count: 0, site_count: 0 }
+        Self {
+            env,
+            keys,
+            recompute: Recompute::Never,
+            recording: false,
+            ops: Vec::new(),
+            node_count: 0,
+            site_count: 0,
+        }
+    }
+
+    /// Runs a part of the model whose values need not be kept: with [`Recompute::Layers`] only what `body` holds stays
+    /// in memory, and backward runs it again, with the same dropout and the same bits.
+    pub fn segment(&mut self, body: impl Fn(&mut Self) -> Var<E> + 'a) -> Var<E> {
+        if !self.recording || self.recompute == Recompute::Never {
+            return body(self);
+        }
+        let site_count = self.site_count;
+        self.recording = false;
+        let out = body(self);
+        self.recording = true;
+        let segment = Segment { body: Box::new(body), site_count };
+        self.ops.push(Recorded { op: Op::Segment(segment), out: out.node });
+        out
+    }
+
+    /// Announces how many rows of a kind the values of this micro-batch have.
+    pub fn expect(&mut self, kind: Rows, now: usize) {
+        self.env.activations.expect(kind, now, now);
+        self.env.floats.expect(kind, now, now);
     }
 
     fn var(&mut self, data: Buf<E>, rows: usize, cols: usize) -> Var<E> {
@@ -124,8 +186,8 @@ impl<'a, E: Element> Tape<'a, E> {
 
     /// Keeps what `op` saved for the backward of `out`; at inference it is dropped at once.
     fn record(&mut self, out: usize, op: ops::Op<E>) {
-        if self.keys.is_some() {
-            self.ops.push(Recorded { op, out });
+        if self.recording {
+            self.ops.push(Recorded { op: Op::Fused(op), out });
         }
     }
 
@@ -134,14 +196,31 @@ impl<'a, E: Element> Tape<'a, E> {
     /// `grads` is an arena with the layout of the parameters.
     pub fn backward(mut self, logits: Logits<E>, dlogits: &[f32], grads: &mut [f32]) {
         assert_eq!(grads.len(), self.env.params.len(), "gradients must have the layout of the parameters");
-        let ops = std::mem::take(&mut self.ops);
+        let mut ops = std::mem::take(&mut self.ops);
         let values = (0..self.node_count).map(|_| None).collect();
         let mut back = Backward { env: self.env, grads, values };
         logits.backward(dlogits, &mut back);
-        for Recorded { op, out } in ops.into_iter().rev() {
+        while let Some(Recorded { op, out }) = ops.pop() {
             // Without a gradient nothing of this operation reached the loss.
-            if let Some(dy) = back.values[out].take() {
-                op.backward(dy, &mut back);
+            let Some(dy) = back.values[out].take() else { continue };
+            match op {
+                Op::Fused(op) => op.backward(dy, &mut back),
+                Op::Segment(segment) => {
+                    let mut again = Tape {
+                        env: back.env,
+                        keys: self.keys.clone(),
+                        recompute: Recompute::Never,
+                        recording: true,
+                        ops: Vec::new(),
+                        node_count: back.values.len(),
+                        site_count: segment.site_count,
+                    };
+                    let y = (segment.body)(&mut again);
+                    back.values.resize_with(again.node_count, || None);
+                    back.values[y.node] = Some(dy);
+                    ops.append(&mut again.ops);
+                    back.env = again.env;
+                }
             }
         }
     }

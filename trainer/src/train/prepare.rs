@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, isa};
+use muster_kernels::{Element, isa, memory};
 use muster_proto::limits::LOADER_QUEUE_STEPS;
-use muster_proto::run_spec::{EvalEvery, Init, RunSpec, TaskType};
+use muster_proto::run_spec::{EvalEvery, Init, Recompute, RunSpec, TaskType};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -45,6 +45,9 @@ pub struct Prepared {
     start: Start,
     init: Init,
     hyper: Hyper,
+    recompute: Recompute,
+    /// Tokens of the longest row that the data may have.
+    longest: usize,
     threads: usize,
     /// The CPU of each thread, if they are bound.
     pinned: Option<Vec<u32>>,
@@ -97,6 +100,8 @@ pub fn prepare(
         start,
         init: spec.model.init,
         hyper,
+        recompute: train.recompute,
+        longest: spec.data.max_length,
         threads: plan.cpus.threads,
         pinned: plan.pinning.cpus.clone(),
     })
@@ -111,9 +116,17 @@ impl Prepared {
         let pool = self.pool()?;
         let seed = self.settings.seed;
         let layout = self.model.layout().clone();
+        let engine = |weights, pool| {
+            let mut engine = Engine::new(self.model.clone(), weights, self.hyper, seed, pool);
+            engine.recompute(self.recompute);
+            // A row has at least one token, so there are never more rows.
+            let tokens = self.settings.budget.tokens;
+            engine.reserve(tokens, tokens, self.longest);
+            engine
+        };
         if self.start == Start::Resume {
-            let empty = vec![0.0; layout.arena_len()];
-            let mut engine = Engine::new(self.model.clone(), empty, self.hyper, seed, pool);
+            let empty = memory::zeroed(layout.arena_len());
+            let mut engine = engine(empty, pool);
             let restored = self.store.restore_newest(&mut engine, &self.settings.best)?;
             let dir = self.store.dir().to_owned();
             let restored = restored.ok_or(TrainError::NothingToResume { dir })?;
@@ -129,8 +142,7 @@ impl Prepared {
                 (weights, Some(report))
             }
         };
-        let engine = Engine::new(self.model.clone(), weights, self.hyper, seed, pool);
-        Ok(Loaded { engine, state: LoopState::default(), report, skipped: Vec::new() })
+        Ok(Loaded { engine: engine(weights, pool), state: LoopState::default(), report, skipped: Vec::new() })
     }
 
     /// Starts the compute threads. One that can't be bound computes all the same, only not as steadily.
@@ -198,7 +210,7 @@ fn identity(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Ident
     let train = &run.rows.train;
     let mut train_spec = json!(spec.train);
     // None of these changes a weight.
-    for key in ["threads", "pin", "log_every_steps", "precision"] {
+    for key in ["threads", "pin", "recompute", "log_every_steps", "precision"] {
         train_spec.as_object_mut().and_then(|map| map.shift_remove(key));
     }
     let evaluation = json!([spec.eval.every, spec.eval.metric_or_default(spec.task.kind)]);

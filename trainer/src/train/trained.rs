@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use muster_kernels::Element;
 use muster_kernels::pool::Pool;
+use muster_kernels::{Element, memory};
 use muster_proto::run_spec::{Keep, TaskType, Truncation};
 use serde::Deserialize;
 use serde_json::Value;
@@ -90,7 +90,7 @@ impl Trained {
     /// # Errors
     /// Missing or unreadable weights, or threads that the system refuses.
     pub fn engine<E: Element>(&self, dir: &Path, threads: usize) -> Result<Engine<E>, TrainError> {
-        let mut weights = vec![0.0; self.model.layout().arena_len()];
+        let mut weights = memory::zeroed(self.model.layout().arena_len());
         let files = WeightFiles::open(dir)?;
         load_into(&files, self.model.layout(), &LoadRules::new(HeadRule::Required), &mut weights)?;
         // Nothing is trained: the optimizer's settings don't matter.

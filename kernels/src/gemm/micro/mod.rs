@@ -87,8 +87,9 @@ impl<U: Unit> Kind<U> {
     fn fitted(self, caches: Caches) -> Micro<U> {
         let (mr, nr) = self.tile;
         let step = self.groups.0.max(self.groups.1);
-        // A panel of A stays in the first level while panels of B stream past it.
-        let fits = caches.l1d * 3 / 5 / (mr * size_of::<U>());
+        // A panel of B stays in the first level while panels of A, which are narrower, stream past it.
+        // Both within less than half of it, since a hyper-thread may use the rest.
+        let fits = caches.l1d * 2 / 5 / (nr * size_of::<U>());
         let longest = DEPTH_BYTES_MAX / size_of::<U>();
         let kc = (fits.min(longest) / 32 * 32).max(32);
         // A quarter of the second level for each operand's part of a block, and some for the sums.

@@ -74,8 +74,8 @@ impl<E: Element> Tape<'_, E> {
     ) -> Var<E> {
         let (tokens, hidden) = (qkv.rows, heads.count * heads.dim);
         let site = self.site(heads.dropout, KeyKind::Token, tokens, 0);
-        let mut out = self.env.activations.take(tokens * hidden);
-        let mut lse = self.env.floats.take(heads.count * tokens);
+        let mut out = self.env.activations.take(tokens, hidden);
+        let mut lse = self.env.floats.take(tokens, heads.count);
         attention::forward(
             self.env.pool,
             attention::Forward {
@@ -98,9 +98,10 @@ impl<E: Element> Tape<'_, E> {
 
 impl<E: Element> AttentionOp<E> {
     pub(super) fn backward(self, dout: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        let mut dqkv = back.env.activations.take(self.qkv.rows * self.qkv.cols);
+        let mut dqkv = back.env.activations.take(self.qkv.rows, self.qkv.cols);
         let sum = |var: Option<&Var<E>>| {
-            let mut sum = back.env.floats.take(var.map_or(0, |v| v.data().len()));
+            let (rows, cols) = var.map_or((0, 0), |v| (v.rows, v.cols));
+            let mut sum = back.env.floats.take(rows, cols);
             elementwise::zero(back.env.pool, &mut sum);
             sum
         };
@@ -124,7 +125,7 @@ impl<E: Element> AttentionOp<E> {
         if let (Some(relative), Some((dkeys, dqueries))) = (&self.relative, drelative) {
             for (var, sum) in [(&relative.keys, dkeys), (&relative.queries, dqueries)] {
                 if let Some(var) = var {
-                    let mut grad = back.env.activations.take(sum.len());
+                    let mut grad = back.env.activations.take(var.rows, var.cols);
                     elementwise::cast(back.env.pool, &sum, &mut grad);
                     back.give(var, grad);
                 }

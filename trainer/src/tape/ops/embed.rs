@@ -35,7 +35,7 @@ impl<E: Element> Tape<'_, E> {
     pub fn embed(&mut self, parts: &[Embed<'_>]) -> Var<E> {
         let first = parts.first().expect("a model has at least a word table");
         let (tokens, cols) = (first.ids.len(), first.table.cols);
-        let mut y = self.env.activations.take(tokens * cols);
+        let mut y = self.env.activations.take(tokens, cols);
         for (i, part) in parts.iter().enumerate() {
             let write = if i == 0 { Write::Set } else { Write::Add };
             let table = &self.env.params[part.table.range.clone()];
@@ -51,7 +51,7 @@ impl<E: Element> Tape<'_, E> {
     pub fn table_rows(&mut self, table: &Table, rows: Range<usize>) -> Var<E> {
         let start = table.range.start;
         let range = start + rows.start * table.cols..start + rows.end * table.cols;
-        let mut y = self.env.activations.take(range.len());
+        let mut y = self.env.activations.take(rows.len(), table.cols);
         elementwise::copy(self.env.pool, &self.env.params[range.clone()], &mut y);
         let y = self.var(y, rows.len(), table.cols);
         self.record(y.node, Op::TableRows(TableRowsOp { range }));

@@ -27,9 +27,9 @@ impl<E: Element> Tape<'_, E> {
     /// `act(x Uᵀ + b) Dᵀ + c`: `(T, up.inputs)` to `(T, down.outputs)`.
     pub fn feed_forward(&mut self, x: &Var<E>, up: &Linear, activation: Activation, down: &Linear) -> Var<E> {
         let rows = x.rows;
-        let mut before = self.env.activations.take(rows * up.outputs);
-        let mut after = self.env.activations.take(rows * up.outputs);
-        let mut y = self.env.activations.take(rows * down.outputs);
+        let mut before = self.env.activations.take(rows, up.outputs);
+        let mut after = self.env.activations.take(rows, up.outputs);
+        let mut y = self.env.activations.take(rows, down.outputs);
         let out = linear::Activated { before: &mut before, after: &mut after };
         let params = self.env.params;
         linear::forward_activation(
@@ -57,14 +57,14 @@ impl<E: Element> FeedForwardOp<E> {
         let (dweight, dbias) = gradients(back.grads, &down);
         linear::backward_weight(&mut back.env.cx(), down_shape, &after, &dy, dweight, dbias);
         drop(after);
-        let mut dbefore = back.env.activations.take(before.len());
+        let mut dbefore = back.env.activations.take(x.rows, up.outputs);
         let weight = &back.env.params[down.weight.clone()];
         let through = (activation, &before[..]);
         linear::backward_input_activation(&mut back.env.cx(), down_shape, &dy, weight, through, &mut dbefore);
         drop((dy, before));
         let (dweight, dbias) = gradients(back.grads, &up);
         linear::backward_weight(&mut back.env.cx(), up_shape, x.data(), &dbefore, dweight, dbias);
-        let mut dx = back.env.activations.take(x.rows * x.cols);
+        let mut dx = back.env.activations.take(x.rows, x.cols);
         let weight = &back.env.params[up.weight.clone()];
         linear::backward_input(&mut back.env.cx(), up_shape, &dbefore, weight, &mut dx);
         back.give(&x, dx);

@@ -40,7 +40,7 @@ impl<E: Element> Tape<'_, E> {
     /// `x Wᵀ + b`: `(rows, inputs)` to `(rows, outputs)`.
     pub fn linear(&mut self, x: &Var<E>, layer: &Linear) -> Var<E> {
         let shape = shape(x, layer);
-        let mut y = self.env.activations.take(x.rows * layer.outputs);
+        let mut y = self.env.activations.take(x.rows, layer.outputs);
         let (weight, bias) = weights(self.env.params, layer);
         linear::forward(&mut self.env.cx(), shape, x.data(), weight, bias, &mut y);
         let y = self.var(y, x.rows, layer.outputs);
@@ -50,7 +50,7 @@ impl<E: Element> Tape<'_, E> {
 
     /// An elementwise activation; keeps its input for the derivative.
     pub fn activation(&mut self, x: Var<E>, activation: Activation) -> Var<E> {
-        let mut y = self.env.activations.take(x.rows * x.cols);
+        let mut y = self.env.activations.take(x.rows, x.cols);
         activation::forward(self.env.pool, activation, x.data(), &mut y);
         let y = self.var(y, x.rows, x.cols);
         self.record(y.node, Op::Activation(ActivationOp { x, activation }));
@@ -89,7 +89,7 @@ impl<E: Element> LinearOp<E> {
         let shape = shape(&self.x, &self.layer);
         let (dweight, dbias) = gradients(back.grads, &self.layer);
         linear::backward_weight(&mut back.env.cx(), shape, self.x.data(), &dy, dweight, dbias);
-        let mut dx = back.env.activations.take(self.x.rows * self.x.cols);
+        let mut dx = back.env.activations.take(self.x.rows, self.x.cols);
         let weight = &back.env.params[self.layer.weight.clone()];
         linear::backward_input(&mut back.env.cx(), shape, &dy, weight, &mut dx);
         back.give(&self.x, dx);
@@ -98,7 +98,7 @@ impl<E: Element> LinearOp<E> {
 
 impl<E: Element> ActivationOp<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        let mut dx = back.env.activations.take(dy.len());
+        let mut dx = back.env.activations.take(self.x.rows, self.x.cols);
         activation::backward(back.env.pool, self.activation, self.x.data(), &dy, &mut dx);
         back.give(&self.x, dx);
     }
@@ -109,7 +109,7 @@ impl<E: Element> Logits<E> {
         let shape = shape(&self.x, &self.layer);
         let (dweight, dbias) = gradients(back.grads, &self.layer);
         linear::backward_weight(&mut back.env.cx(), shape, self.x.data(), dlogits, dweight, dbias);
-        let mut dx = back.env.activations.take(self.x.rows * self.x.cols);
+        let mut dx = back.env.activations.take(self.x.rows, self.x.cols);
         let weight = &back.env.params[self.layer.weight.clone()];
         linear::backward_input(&mut back.env.cx(), shape, dlogits, weight, &mut dx);
         back.give(&self.x, dx);

@@ -55,8 +55,8 @@ impl<E: Element> Tape<'_, E> {
         let dropout_in = self.site(rates.before, KeyKind::Token, rows, 0);
         let dropout_out = self.site(rates.after, KeyKind::Token, rows, 0);
         let mut sum = self.owned(x);
-        let mut y = self.env.activations.take(rows * cols);
-        let (mut mean, mut rstd) = (self.env.floats.take(rows), self.env.floats.take(rows));
+        let mut y = self.env.activations.take(rows, cols);
+        let (mut mean, mut rstd) = (self.env.floats.take(rows, 1), self.env.floats.take(rows, 1));
         let params = self.env.params;
         norm::forward(
             self.env.pool,
@@ -92,7 +92,7 @@ impl<E: Element> Tape<'_, E> {
     /// Dropout of rows of the relative-position table, the first of which is table row `first_slot`.
     pub fn dropout_slots(&mut self, x: Var<E>, rate: f32, kind: KeyKind, first_slot: usize) -> Var<E> {
         let Some(site) = self.site(rate, kind, x.rows, first_slot) else { return x };
-        let mut y = self.env.activations.take(x.rows * x.cols);
+        let mut y = self.env.activations.take(x.rows, x.cols);
         dropout::apply(self.env.pool, &site.view(), x.cols, x.data(), &mut y);
         let y = self.var(y, x.rows, x.cols);
         self.record(y.node, Op::Dropout(DropoutOp { x, site }));
@@ -102,7 +102,7 @@ impl<E: Element> Tape<'_, E> {
     /// The value alone in its buffer, ready to be overwritten: a copy only if someone else still holds it.
     fn owned(&mut self, mut x: Var<E>) -> Var<E> {
         if std::rc::Rc::get_mut(&mut x.data).is_none() {
-            let mut copy = self.env.activations.take(x.data.len());
+            let mut copy = self.env.activations.take(x.rows, x.cols);
             elementwise::copy(self.env.pool, &x.data, &mut copy);
             x.data = std::rc::Rc::new(copy);
         }
@@ -116,8 +116,8 @@ fn exclusive<E: Element>(x: &mut Var<E>) -> &mut [E] {
 
 impl<E: Element> AddNormOp<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        let mut dx = back.env.activations.take(dy.len());
-        let mut dresidual = self.residual.as_ref().map(|_| back.env.activations.take(dy.len()));
+        let like_sum = || back.env.activations.take(self.sum.rows, self.sum.cols);
+        let (mut dx, mut dresidual) = (like_sum(), self.residual.as_ref().map(|_| like_sum()));
         let (gain, shift) = (self.norm.gain, self.norm.shift);
         assert!(gain.end <= shift.start, "the layout puts a LayerNorm's shift behind its gain");
         let (front, rest) = back.grads.split_at_mut(shift.start);
@@ -147,7 +147,7 @@ impl<E: Element> AddNormOp<E> {
 
 impl<E: Element> DropoutOp<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        let mut dx = back.env.activations.take(dy.len());
+        let mut dx = back.env.activations.take(self.x.rows, self.x.cols);
         dropout::apply(back.env.pool, &self.site.view(), self.x.cols, &dy, &mut dx);
         back.give(&self.x, dx);
     }

@@ -17,7 +17,7 @@ impl<E: Element> Tape<'_, E> {
     /// Row `offsets[r]` of `x` for each sequence `r`: `(T, cols)` to `(R, cols)`.
     pub fn first_tokens(&mut self, x: Var<E>, offsets: &Rc<[u32]>) -> Var<E> {
         let (rows, cols) = (offsets.len() - 1, x.cols);
-        let mut y = self.env.activations.take(rows * cols);
+        let mut y = self.env.activations.take(rows, cols);
         for (out, &at) in y.chunks_exact_mut(cols).zip(offsets.iter()) {
             out.copy_from_slice(&x.data()[at as usize * cols..][..cols]);
         }
@@ -30,7 +30,7 @@ impl<E: Element> Tape<'_, E> {
 impl<E: Element> FirstOp<E> {
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let cols = self.x.cols;
-        let mut dx = back.env.activations.take(self.x.rows * cols);
+        let mut dx = back.env.activations.take(self.x.rows, cols);
         elementwise::zero(back.env.pool, &mut dx);
         for (grad, &at) in dy.chunks_exact(cols).zip(self.offsets.iter()) {
             dx[at as usize * cols..][..cols].copy_from_slice(grad);
