@@ -18,3 +18,4 @@ mod loss;
 mod norm;
 mod optim;
 mod pool;
+mod reduce;
