@@ -2,8 +2,6 @@
 
 use half::{bf16, f16};
 
-use crate::element::Element;
-
 /// Name of an element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NumberType {
@@ -153,6 +151,27 @@ pub trait Number: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug + 's
     fn widen(self) -> Self::Acc;
     /// Rounds to nearest even; every NaN becomes the same one.
     fn narrow(acc: Self::Acc) -> Self;
+    /// Whether two neighbours are best taken out of one word and put back: types of half a word then need no
+    /// shuffles, which are what limits loops over them.
+    const PAIRED: bool = false;
+    /// Widens the first of two neighbours.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn first(_word: u32) -> Self::Acc {
+        Self::Acc::ZERO
+    }
+    /// Widens the second of two neighbours.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn second(_word: u32) -> Self::Acc {
+        Self::Acc::ZERO
+    }
+    /// Narrows two neighbours.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn pack(_first: Self::Acc, _second: Self::Acc) -> u32 {
+        0
+    }
 }
 
 macro_rules! itself {
@@ -179,14 +198,35 @@ itself!(i64, I64);
 impl Number for bf16 {
     type Acc = f32;
     const TYPE: NumberType = NumberType::Bf16;
+    const PAIRED: bool = cfg!(target_endian = "little");
     #[inline(always)]
     fn widen(self) -> f32 {
         self.to_f32()
     }
     #[inline(always)]
     fn narrow(acc: f32) -> Self {
-        <Self as Element>::from_f32(acc.canonical())
+        Self::from_bits((round_bf16(acc) >> 16) as u16)
     }
+    #[inline(always)]
+    fn first(word: u32) -> f32 {
+        f32::from_bits(word << 16)
+    }
+    #[inline(always)]
+    fn second(word: u32) -> f32 {
+        f32::from_bits(word & 0xffff_0000)
+    }
+    #[inline(always)]
+    fn pack(first: f32, second: f32) -> u32 {
+        round_bf16(first) >> 16 | round_bf16(second) & 0xffff_0000
+    }
+}
+
+/// Rounds to the upper half of a word; the lower half is noise.
+#[inline(always)]
+fn round_bf16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    if x.is_nan() { 0x7fc0_0000 } else { rounded }
 }
 
 /// Written with integers, because the conversions of `half` ask for the CPU's features once per number, and no loop
@@ -194,29 +234,52 @@ impl Number for bf16 {
 impl Number for f16 {
     type Acc = f32;
     const TYPE: NumberType = NumberType::F16;
+    const PAIRED: bool = cfg!(target_endian = "little");
     #[inline(always)]
     fn widen(self) -> f32 {
-        let bits = u32::from(self.to_bits());
-        let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
-        // Exponents have another bias, and the product also makes subnormal halves normal. Infinities and NaN keep
-        // the largest exponent.
-        let scaled = (f32::from_bits(rest) * f32::from_bits((254 - 15) << 23)).to_bits();
-        let special = rest | 0x7f80_0000;
-        f32::from_bits(sign | if rest >= 0x7c00 << 13 { special } else { scaled })
+        widen_f16(u32::from(self.to_bits()) << 16)
     }
     #[inline(always)]
     fn narrow(acc: f32) -> Self {
-        let bits = acc.to_bits();
-        let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
-        // Adding 1/2 makes the unit in the last place that of a subnormal half (2^-24), rounded as f32 sums are.
-        let subnormal = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
-        let normal = rest.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (rest >> 13 & 1)) >> 13;
-        let finite = if rest < 113 << 23 { subnormal } else { normal };
-        // From 65520 on, rounding gives infinity.
-        let large = if rest > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
-        let sign = if rest > 0x7f80_0000 { 0 } else { sign };
-        Self::from_bits((sign | if rest >= 0x477f_f000 { large } else { finite }) as u16)
+        Self::from_bits(round_f16(acc) as u16)
     }
+    #[inline(always)]
+    fn first(word: u32) -> f32 {
+        widen_f16(word << 16)
+    }
+    #[inline(always)]
+    fn second(word: u32) -> f32 {
+        widen_f16(word & 0xffff_0000)
+    }
+    #[inline(always)]
+    fn pack(first: f32, second: f32) -> u32 {
+        round_f16(first) | round_f16(second) << 16
+    }
+}
+
+/// Widens the half in the upper half of a word.
+#[inline(always)]
+fn widen_f16(bits: u32) -> f32 {
+    let (sign, rest) = (bits & 0x8000_0000, bits >> 3 & 0x0fff_e000);
+    // Exponents have another bias; the product also makes subnormal halves normal. Infinities and NaN keep the
+    // largest exponent.
+    let scaled = (f32::from_bits(rest) * f32::from_bits((254 - 15) << 23)).to_bits();
+    let special = rest | 0x7f80_0000;
+    f32::from_bits(sign | if rest >= 0x7c00 << 13 { special } else { scaled })
+}
+
+/// Rounds to a half in the lower half of a word.
+#[inline(always)]
+fn round_f16(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let (sign, rest) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+    // Adding 1/2 makes the unit in the last place that of a subnormal half (2^-24), rounded as f32 sums are.
+    let subnormal = (f32::from_bits(rest) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+    let normal = rest.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (rest >> 13 & 1)) >> 13;
+    let finite = if rest < 113 << 23 { subnormal } else { normal };
+    // From 65520 on, rounding gives infinity.
+    let number = sign | if rest >= 0x477f_f000 { 0x7c00 } else { finite };
+    if x.is_nan() { 0x7e00 } else { number }
 }
 
 #[cfg(test)]

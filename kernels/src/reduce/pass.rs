@@ -73,36 +73,71 @@ where
     fn run<S: Simd>(self, _: S) {
         let mut shallow = [const { MaybeUninit::<I::Acc>::uninit() }; SHALLOW * BLOCK];
         let mut deep = Vec::new();
-        let stack = if self.tree.depth <= SHALLOW {
+        // One level more: while the second numbers of pairs are summed, the sums of the first lie below.
+        let levels = self.tree.depth + 1;
+        let stack = if levels <= SHALLOW {
             &mut shallow[..]
         } else {
-            deep.resize(self.tree.depth * BLOCK, MaybeUninit::uninit());
+            deep.resize(levels * BLOCK, MaybeUninit::uninit());
             &mut deep[..]
         };
-        let mut staged = [const { MaybeUninit::<O>::uninit() }; BLOCK];
-        for at in (0..self.len).step_by(BLOCK) {
-            let m = (self.len - at).min(BLOCK);
-            self.evaluate(at, m, stack);
-            // SAFETY: every evaluation writes the first m numbers of the lowest block.
-            let sums = unsafe { stack[..m].assume_init_ref() };
-            match (self.outs, self.stores) {
-                (&[out], Stores::Cached) => {
-                    // SAFETY: outputs hold `len` elements, and no other reference to them lives now.
-                    let out = unsafe { std::slice::from_raw_parts_mut(out.add(at).cast(), m) };
-                    finish::<_, O>(sums, self.divide, out);
-                }
-                (outs, stores) => {
-                    finish(sums, self.divide, &mut staged[..m]);
-                    for &out in outs {
-                        // SAFETY: outputs hold `len` elements; `staged` is filled up to m and is our own.
-                        unsafe { store(stores, staged.as_ptr().cast(), out.add(at), m) };
-                    }
-                }
+        let mut from = 0;
+        if I::PAIRED && I::TYPE == O::TYPE {
+            from = self.len / 2 * 2;
+            for at in (0..from).step_by(2 * BLOCK) {
+                self.pairs(at, (from - at).min(2 * BLOCK) / 2, stack);
             }
+        }
+        for at in (from..self.len).step_by(BLOCK) {
+            self.singles(at, (self.len - at).min(BLOCK), stack);
         }
         if self.stores == Stores::Streaming {
             fence();
         }
+    }
+}
+
+/// What a loop reads: numbers, or one of two that share a word.
+trait Load: Copy {
+    type Acc;
+    fn load(self) -> Self::Acc;
+}
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Single<I>(I);
+impl<I: Number> Load for Single<I> {
+    type Acc = I::Acc;
+    #[inline(always)]
+    fn load(self) -> I::Acc {
+        self.0.widen()
+    }
+}
+
+/// Two neighbours as they lie in memory, at any address.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Word(u32);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct First<I>(Word, PhantomData<I>);
+impl<I: Number> Load for First<I> {
+    type Acc = I::Acc;
+    #[inline(always)]
+    fn load(self) -> I::Acc {
+        I::first(self.0.0)
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Second<I>(Word, PhantomData<I>);
+impl<I: Number> Load for Second<I> {
+    type Acc = I::Acc;
+    #[inline(always)]
+    fn load(self) -> I::Acc {
+        I::second(self.0.0)
     }
 }
 
@@ -112,12 +147,76 @@ where
     O: Number<Acc = I::Acc>,
     C: Combine,
 {
-    /// Leaves the combination of elements `at..at + m` in the lowest block of the stack.
+    /// Reduces elements `at..at + m`.
     #[inline(always)]
-    fn evaluate(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
+    fn singles(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
+        self.evaluate::<Single<I>>(at, m, stack);
+        let sums = &*filled(stack, 0, m);
+        let mut staged = [const { MaybeUninit::<O>::uninit() }; BLOCK];
+        let both = self.target(at, &mut staged[..m]).iter_mut().zip(sums);
+        match self.divide {
+            Divide::No => both.for_each(|(o, &x)| *o = MaybeUninit::new(O::narrow(x))),
+            Divide::Times(f) => both.for_each(|(o, &x)| *o = MaybeUninit::new(O::narrow(x.times(f)))),
+            Divide::By(d) => both.for_each(|(o, &x)| *o = MaybeUninit::new(O::narrow(x.over(d)))),
+        }
+        self.spread(at, &staged[..m]);
+    }
+
+    /// Reduces m pairs from element `at` on.
+    #[inline(always)]
+    fn pairs(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
+        self.evaluate::<First<I>>(at, m, stack);
+        let (firsts, rest) = stack.split_at_mut(BLOCK);
+        self.evaluate::<Second<I>>(at, m, rest);
+        let (firsts, seconds) = (&*filled(firsts, 0, m), &*filled(rest, 0, m));
+        let mut staged = [const { MaybeUninit::<Word>::uninit() }; BLOCK];
+        let all = self.target(at, &mut staged[..m]).iter_mut().zip(firsts).zip(seconds);
+        match self.divide {
+            Divide::No => all.for_each(|((o, &x), &y)| *o = MaybeUninit::new(Word(O::pack(x, y)))),
+            Divide::Times(f) => {
+                all.for_each(|((o, &x), &y)| *o = MaybeUninit::new(Word(O::pack(x.times(f), y.times(f)))));
+            }
+            Divide::By(d) => {
+                all.for_each(|((o, &x), &y)| *o = MaybeUninit::new(Word(O::pack(x.over(d), y.over(d)))));
+            }
+        }
+        self.spread(at, &staged[..m]);
+    }
+
+    /// Whether results go straight to the output, without a stage.
+    #[inline(always)]
+    fn direct(&self) -> Option<*mut O> {
+        if let (&[out], Stores::Cached) = (self.outs, self.stores) { Some(out) } else { None }
+    }
+
+    /// Where results are written that begin at element `at`.
+    #[inline(always)]
+    fn target<'s, T>(&self, at: usize, staged: &'s mut [MaybeUninit<T>]) -> &'s mut [MaybeUninit<T>] {
+        match self.direct() {
+            // SAFETY: outputs hold `len` elements, and no other reference to them lives now. T is O or a pair of O.
+            Some(out) => unsafe { std::slice::from_raw_parts_mut(out.add(at).cast(), staged.len()) },
+            None => staged,
+        }
+    }
+
+    /// Copies what was staged to every output.
+    #[inline(always)]
+    fn spread<T>(&self, at: usize, staged: &[MaybeUninit<T>]) {
+        if self.direct().is_none() {
+            for &out in self.outs {
+                // SAFETY: as for `target`; the stage is full, and our own memory.
+                unsafe { store(self.stores, staged.as_ptr().cast(), out.add(at).cast::<T>(), staged.len()) };
+            }
+        }
+    }
+
+    /// Leaves the combination of m items that begin at element `at` in the lowest block of the stack.
+    #[inline(always)]
+    fn evaluate<L: Load<Acc = I::Acc>>(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
         let input = |i: usize| {
-            // SAFETY: inputs hold `len` elements, and nobody writes them until this block is stored.
-            let x = unsafe { std::slice::from_raw_parts(self.inputs[i].add(at), m) };
+            // SAFETY: inputs hold `len` elements, and nobody writes them until this block is stored. L is an element or
+            // a pair of them.
+            let x = unsafe { std::slice::from_raw_parts(self.inputs[i].add(at).cast::<L>(), m) };
             (x, if WEIGHTED { self.weights[i] } else { 1.0 })
         };
         let mut top = 0;
@@ -126,56 +225,52 @@ where
                 Step::One(i) => {
                     let (x, p) = input(i);
                     let to = block(stack, top, m);
-                    to.iter_mut().zip(x).for_each(|(t, &x)| {
-                        t.write(value::<I, WEIGHTED>(x, p));
-                    });
+                    to.iter_mut()
+                        .zip(x)
+                        .for_each(|(t, &x)| *t = MaybeUninit::new(value::<_, WEIGHTED>(x, p)));
                     top += 1;
                 }
                 Step::Two(i, j) => {
                     let ((x, p), (y, q)) = (input(i), input(j));
-                    let to = block(stack, top, m);
-                    for ((t, &x), &y) in to.iter_mut().zip(x).zip(y) {
-                        t.write(C::combine(value::<I, WEIGHTED>(x, p), value::<I, WEIGHTED>(y, q)));
+                    for ((t, &x), &y) in block(stack, top, m).iter_mut().zip(x).zip(y) {
+                        let (x, y) = (value::<_, WEIGHTED>(x, p), value::<_, WEIGHTED>(y, q));
+                        *t = MaybeUninit::new(C::combine(x, y));
                     }
                     top += 1;
                 }
                 Step::Three(i, j, k) => {
                     let ((x, p), (y, q), (z, r)) = (input(i), input(j), input(k));
-                    let to = block(stack, top, m);
-                    for (((t, &x), &y), &z) in to.iter_mut().zip(x).zip(y).zip(z) {
-                        let pair = C::combine(value::<I, WEIGHTED>(x, p), value::<I, WEIGHTED>(y, q));
-                        t.write(C::combine(pair, value::<I, WEIGHTED>(z, r)));
+                    for (((t, &x), &y), &z) in block(stack, top, m).iter_mut().zip(x).zip(y).zip(z) {
+                        let (x, y) = (value::<_, WEIGHTED>(x, p), value::<_, WEIGHTED>(y, q));
+                        *t = MaybeUninit::new(C::combine(C::combine(x, y), value::<_, WEIGHTED>(z, r)));
                     }
                     top += 1;
                 }
                 Step::Four([i, j, k, l]) => {
                     let ((x, p), (y, q), (z, r), (w, s)) = (input(i), input(j), input(k), input(l));
-                    let to = block(stack, top, m);
-                    for ((((t, &x), &y), &z), &w) in to.iter_mut().zip(x).zip(y).zip(z).zip(w) {
-                        let left = C::combine(value::<I, WEIGHTED>(x, p), value::<I, WEIGHTED>(y, q));
-                        let right = C::combine(value::<I, WEIGHTED>(z, r), value::<I, WEIGHTED>(w, s));
-                        t.write(C::combine(left, right));
+                    for ((((t, &x), &y), &z), &w) in
+                        block(stack, top, m).iter_mut().zip(x).zip(y).zip(z).zip(w)
+                    {
+                        let (x, y) = (value::<_, WEIGHTED>(x, p), value::<_, WEIGHTED>(y, q));
+                        let (z, w) = (value::<_, WEIGHTED>(z, r), value::<_, WEIGHTED>(w, s));
+                        *t = MaybeUninit::new(C::combine(C::combine(x, y), C::combine(z, w)));
                     }
                     top += 1;
                 }
                 Step::Right(i) => {
                     let (x, p) = input(i);
-                    for (t, &x) in filled(stack, top - 1, m).iter_mut().zip(x) {
-                        *t = C::combine(*t, value::<I, WEIGHTED>(x, p));
-                    }
+                    let to = filled(stack, top - 1, m);
+                    to.iter_mut().zip(x).for_each(|(t, &x)| *t = C::combine(*t, value::<_, WEIGHTED>(x, p)));
                 }
                 Step::Left(i) => {
                     let (x, p) = input(i);
-                    for (t, &x) in filled(stack, top - 1, m).iter_mut().zip(x) {
-                        *t = C::combine(value::<I, WEIGHTED>(x, p), *t);
-                    }
+                    let to = filled(stack, top - 1, m);
+                    to.iter_mut().zip(x).for_each(|(t, &x)| *t = C::combine(value::<_, WEIGHTED>(x, p), *t));
                 }
                 Step::Fold => {
                     let (below, above) = stack.split_at_mut((top - 1) * BLOCK);
                     let to = filled(below, top - 2, m);
-                    for (t, &x) in to.iter_mut().zip(&*filled(above, 0, m)) {
-                        *t = C::combine(*t, x);
-                    }
+                    to.iter_mut().zip(&*filled(above, 0, m)).for_each(|(t, &x)| *t = C::combine(*t, x));
                     top -= 1;
                 }
             }
@@ -184,8 +279,11 @@ where
 }
 
 #[inline(always)]
-fn value<I: Number, const WEIGHTED: bool>(x: I, weight: f32) -> I::Acc {
-    if WEIGHTED { x.widen().weighted(weight) } else { x.widen() }
+fn value<L: Load, const WEIGHTED: bool>(x: L, weight: f32) -> L::Acc
+where
+    L::Acc: Accumulator,
+{
+    if WEIGHTED { x.load().weighted(weight) } else { x.load() }
 }
 
 #[inline(always)]
@@ -196,36 +294,22 @@ fn block<A>(stack: &mut [MaybeUninit<A>], i: usize, m: usize) -> &mut [MaybeUnin
 /// A block that a step before has pushed.
 #[inline(always)]
 fn filled<A>(stack: &mut [MaybeUninit<A>], i: usize, m: usize) -> &mut [A] {
-    // SAFETY: steps come in the order of a stack machine, so whatever they read was pushed, with the same m.
+    // SAFETY: steps come in the order of a stack machine and leave one block, so whatever is read was written, up to
+    // the same m.
     unsafe { block(stack, i, m).assume_init_mut() }
 }
 
-#[inline(always)]
-fn finish<A: Accumulator, O: Number<Acc = A>>(sums: &[A], divide: Divide, out: &mut [MaybeUninit<O>]) {
-    match divide {
-        Divide::No => out.iter_mut().zip(sums).for_each(|(o, &x)| {
-            o.write(O::narrow(x));
-        }),
-        Divide::Times(inverse) => out.iter_mut().zip(sums).for_each(|(o, &x)| {
-            o.write(O::narrow(x.times(inverse)));
-        }),
-        Divide::By(divisor) => out.iter_mut().zip(sums).for_each(|(o, &x)| {
-            o.write(O::narrow(x.over(divisor)));
-        }),
-    }
-}
-
-/// Copies m elements.
+/// Copies m items.
 ///
 /// # Safety
-/// `from` and `to` are m elements each that do not overlap, and `to` is referred to by nobody else now.
+/// `from` and `to` are m items each that do not overlap, and `to` is referred to by nobody else now.
 #[inline(always)]
-unsafe fn store<O: Number>(stores: Stores, from: *const O, to: *mut O, m: usize) {
+unsafe fn store<T>(stores: Stores, from: *const T, to: *mut T, m: usize) {
     match stores {
         // SAFETY: the caller's promise.
         Stores::Cached => unsafe { std::ptr::copy_nonoverlapping(from, to, m) },
-        // SAFETY: the caller's promise; elements are plain bytes.
-        Stores::Streaming => unsafe { stream(from.cast(), to.cast(), m * size_of::<O>()) },
+        // SAFETY: the caller's promise; items are plain bytes.
+        Stores::Streaming => unsafe { stream(from.cast(), to.cast(), m * size_of::<T>()) },
     }
 }
 
