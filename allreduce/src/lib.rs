@@ -1,5 +1,5 @@
 //! The plan of gradient buckets, and digests that prove that buffers are bit-identical.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
 pub use digest::digest;
@@ -14,3 +14,5 @@ mod error;
 mod membership;
 pub mod order;
 pub mod plan;
+#[allow(unsafe_code, reason = "memory that processes share")]
+pub mod shm;

@@ -66,14 +66,6 @@ impl Divide {
     }
 }
 
-/// What the mean of contributions with these weights is divided by: their sum, or nothing if all are 0.
-///
-/// Added in f64 in rank order, so that every rank has the same bits.
-pub fn divisor(weights: &[f32]) -> Option<f32> {
-    let sum: f64 = weights.iter().map(|&w| f64::from(w)).sum();
-    (sum != 0.0).then_some(sum as f32)
-}
-
 /// A reduction that is applied to one range after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Reduction<'a> {

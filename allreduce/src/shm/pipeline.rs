@@ -1,0 +1,237 @@
+//! Large buffers outside of the arenas: piece by piece through slots.
+//!
+//! In step j each rank copies piece j of every other rank's shard into its slot of contributions, reduces piece j of its own
+//! shard from the others' slots and its own buffer, and copies the others' results. The stages of neighbouring
+//! steps overlap, so that a rank that is a little ahead need not wait.
+
+use std::ops::Range;
+
+use muster_kernels::reduce::{Number, Stores};
+
+use super::error::{ShmError, Stage};
+use super::memory::{FLAT_SLOT, INCOMING_SLOT, Memory, RESULT_SLOT};
+use super::protocol::SLOTS;
+use super::small::with_pointers;
+use super::{Entry, Operation, ShmGroup};
+
+/// Bytes of a piece at most, and at least where there is enough to overlap.
+const PIECE: Range<usize> = 8 << 10..64 << 10;
+
+/// Pieces of all shards, step by step.
+struct Steps<'a> {
+    shards: &'a [Range<usize>],
+    /// Elements of a piece.
+    piece: usize,
+    steps: u64,
+    /// Number of the first step over the life of the group.
+    base: u64,
+}
+
+impl<'a> Steps<'a> {
+    fn new(shards: &'a [Range<usize>], base: u64, size: usize, slot: usize) -> Self {
+        let largest = shards.iter().map(|s| s.len()).max().unwrap_or(0);
+        let bytes = (largest * size / SLOTS as usize).clamp(PIECE.start, PIECE.end).min(slot);
+        let piece = bytes / 64 * 64 / size;
+        Self { shards, piece, steps: largest.div_ceil(piece) as u64, base }
+    }
+
+    /// A piece of a rank's shard.
+    fn piece(&self, rank: usize, step: u64) -> Range<usize> {
+        let shard = &self.shards[rank];
+        let start = shard.start.saturating_add(self.piece.saturating_mul(step as usize)).min(shard.end);
+        start..(start + self.piece).min(shard.end)
+    }
+}
+
+/// The chunk whose slot comes free when this one is needed; all counts below it must be finished.
+fn before(chunk: u64) -> u64 {
+    (chunk + 1).saturating_sub(SLOTS)
+}
+
+impl ShmGroup {
+    /// Reduces every shard at its rank and, where `to_all`, gives everybody all results.
+    ///
+    /// # Safety
+    /// `input` holds all shards, and `output` all of them or (unless `to_all`) the own one; nobody else uses them now, and
+    /// they are the same or apart.
+    pub(super) unsafe fn reduce_through_slots<I: Number, O: Number<Acc = I::Acc>>(
+        &mut self,
+        how: Operation,
+        entry: Entry<'_>,
+        (input, output): (*const I, *mut O),
+        shards: &[Range<usize>],
+        to_all: bool,
+    ) -> Result<(), ShmError> {
+        let (me, n) = (self.local_rank(), self.local_ranks());
+        let slot = (INCOMING_SLOT / (n - 1).max(1)).min(RESULT_SLOT);
+        let steps = Steps::new(shards, self.chunks, size_of::<I>(), slot);
+        // Before everybody has come: the first pieces can be ready by then.
+        // SAFETY: the caller's promise.
+        unsafe { self.contribute(&steps, 0, input)? };
+        self.begin(&entry);
+        if let Err(error) = self.agree(&entry) {
+            // Those pieces belong to no operation; nobody looks before it has agreed to the next one.
+            self.peers.advance(|p| &p.arrived, steps.base);
+            return Err(error);
+        }
+        self.chunks += steps.steps;
+        let reduction = self.reduction(how, Stores::Cached);
+        for step in 0..steps.steps + 2 {
+            if (1..steps.steps).contains(&step) {
+                // SAFETY: the caller's promise.
+                unsafe { self.contribute(&steps, step, input)? };
+            }
+            if let Some(step) = step.checked_sub(1).filter(|&step| step < steps.steps) {
+                let chunk = steps.base + step;
+                self.peers.wait_all(|p| &p.arrived, chunk + 1, Stage::Gather)?;
+                let piece = steps.piece(me, step);
+                let from = |rank: usize, memory: &Memory| {
+                    let index = if me < rank { me } else { me - 1 };
+                    if rank == me {
+                        input.wrapping_add(piece.start)
+                    } else {
+                        memory.incoming(chunk).cast::<I>().wrapping_add(index * steps.piece).cast_const()
+                    }
+                };
+                let members = self.peers.members.iter().enumerate();
+                let inputs = members.map(|(rank, memory)| from(rank, memory));
+                let start = if to_all { piece.start } else { piece.start - shards[me].start };
+                // SAFETY: the own buffer by the caller's promise; the others' pieces have arrived and stay until
+                // this rank says that it has reduced them.
+                with_pointers(inputs, |inputs| unsafe {
+                    reduction.run_raw(inputs, &[output.add(start)], piece.len());
+                });
+                if to_all {
+                    self.peers.wait_all(|p| &p.consumed, before(chunk), Stage::Results)?;
+                    let result = self.peers.own().result(chunk).cast::<O>();
+                    // SAFETY: just written; the slot's last content was copied by everybody, and the piece fits.
+                    unsafe { std::ptr::copy_nonoverlapping(output.add(start), result, piece.len()) };
+                } else {
+                    self.peers.advance(|p| &p.consumed, chunk + 1);
+                }
+                self.peers.advance(|p| &p.reduced, chunk + 1);
+                self.peers.beat()?;
+            }
+            if let Some(step) = step.checked_sub(2).filter(|_| to_all) {
+                // SAFETY: the caller's promise.
+                unsafe { self.collect(&steps, step, output)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the own pieces of everybody else's shards into a slot.
+    ///
+    /// # Safety
+    /// `input` holds all shards.
+    unsafe fn contribute<I: Number>(
+        &self,
+        steps: &Steps<'_>,
+        step: u64,
+        input: *const I,
+    ) -> Result<(), ShmError> {
+        let (me, chunk) = (self.local_rank(), steps.base + step);
+        self.peers.wait_all(|p| &p.reduced, before(chunk), Stage::Gather)?;
+        let slot = self.peers.own().incoming(chunk).cast::<I>();
+        for rank in self.peers.others() {
+            let piece = steps.piece(rank, step);
+            let index = if rank < me { rank } else { rank - 1 };
+            // SAFETY: the caller's promise; n - 1 pieces fit the slot, and everybody has read what was in it.
+            unsafe {
+                let to = slot.add(index * steps.piece);
+                std::ptr::copy_nonoverlapping(input.add(piece.start), to, piece.len());
+            }
+        }
+        self.peers.advance(|p| &p.arrived, chunk + 1);
+        Ok(())
+    }
+
+    /// Copies everybody else's results of a step.
+    ///
+    /// # Safety
+    /// `output` holds all shards.
+    unsafe fn collect<O: Number>(
+        &self,
+        steps: &Steps<'_>,
+        step: u64,
+        output: *mut O,
+    ) -> Result<(), ShmError> {
+        let chunk = steps.base + step;
+        for rank in self.peers.others() {
+            let memory = &self.peers.members[rank];
+            self.peers.wait(rank, &memory.progress().reduced, chunk + 1, Stage::Results)?;
+            let piece = steps.piece(rank, step);
+            // SAFETY: the caller's promise; the result stays until this rank says that it has copied it.
+            unsafe {
+                let from = memory.result(chunk).cast::<O>().cast_const();
+                std::ptr::copy_nonoverlapping(from, output.add(piece.start), piece.len());
+            }
+        }
+        self.peers.advance(|p| &p.consumed, chunk + 1);
+        Ok(())
+    }
+
+    /// Gives everybody every shard, in one round.
+    ///
+    /// # Safety
+    /// `output` holds all shards, the own one filled, and nobody else uses it now. Each fits a slot.
+    pub(super) unsafe fn gather_once<T: Number>(
+        &mut self,
+        entry: &Entry<'_>,
+        shards: &[Range<usize>],
+        output: *mut T,
+    ) -> Result<(), ShmError> {
+        let own = shards[self.local_rank()].clone();
+        debug_assert!(own.len() * size_of::<T>() <= FLAT_SLOT);
+        let operation = self.peers.operation + 1;
+        let slot = self.peers.own().flat(operation).cast::<T>();
+        // SAFETY: the caller's promise; the slot is free, see `one_shot`.
+        unsafe { std::ptr::copy_nonoverlapping(output.add(own.start).cast_const(), slot, own.len()) };
+        self.begin(entry);
+        self.agree(entry)?;
+        for rank in self.peers.others() {
+            let from = self.peers.members[rank].flat(operation).cast::<T>().cast_const();
+            // SAFETY: the caller's promise; everybody has filled its slot.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, output.add(shards[rank].start), shards[rank].len())
+            };
+        }
+        Ok(())
+    }
+
+    /// Gives everybody every shard, piece by piece.
+    ///
+    /// # Safety
+    /// `output` holds all shards, the own one filled, and nobody else uses it now.
+    pub(super) unsafe fn gather_through_slots<T: Number>(
+        &mut self,
+        entry: &Entry<'_>,
+        shards: &[Range<usize>],
+        output: *mut T,
+    ) -> Result<(), ShmError> {
+        let me = self.local_rank();
+        let steps = Steps::new(shards, self.chunks, size_of::<T>(), RESULT_SLOT);
+        self.begin(entry);
+        self.agree(entry)?;
+        self.chunks += steps.steps;
+        for step in 0..steps.steps + 1 {
+            if step < steps.steps {
+                let chunk = steps.base + step;
+                self.peers.wait_all(|p| &p.consumed, before(chunk), Stage::Results)?;
+                let (piece, slot) = (steps.piece(me, step), self.peers.own().result(chunk).cast::<T>());
+                // SAFETY: the caller's promise; the slot's last content was copied by everybody.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(output.add(piece.start).cast_const(), slot, piece.len());
+                }
+                self.peers.advance(|p| &p.arrived, chunk + 1);
+                self.peers.advance(|p| &p.reduced, chunk + 1);
+                self.peers.beat()?;
+            }
+            if let Some(step) = step.checked_sub(1) {
+                // SAFETY: the caller's promise.
+                unsafe { self.collect(&steps, step, output)? };
+            }
+        }
+        Ok(())
+    }
+}
