@@ -21,6 +21,9 @@
 //! Nothing here knows of other nodes; no `/dev/shm`, no ptrace, no names in the file system.
 
 mod arena;
+mod atomics {
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
 mod collect;
 mod connect;
 mod error;
@@ -317,7 +320,8 @@ impl ShmGroup {
 
     /// Stores for an output of so many bytes.
     fn stores(&self, bytes: usize) -> Stores {
-        if bytes > self.last_level_bytes / 2 { Stores::Streaming } else { Stores::Cached }
+        let t = std::env::var("NT").ok().and_then(|x| x.parse().ok()).unwrap_or(self.last_level_bytes / 2);
+        if bytes > t { Stores::Streaming } else { Stores::Cached }
     }
 }
 

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use muster_kernels::reduce::{Number, Stores};
+use muster_kernels::reduce::{Number, Reduction, Stores};
 
 use super::error::{ShmError, Stage};
 use super::memory::{FLAT_SLOT, INCOMING_SLOT, Memory, RESULT_SLOT};
-use super::protocol::SLOTS;
+use super::protocol::{Act, SLOTS};
 use super::small::with_pointers;
 use super::{Entry, Operation, ShmGroup};
 
@@ -43,11 +43,6 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The chunk whose slot comes free when this one is needed; all counts below it must be finished.
-fn before(chunk: u64) -> u64 {
-    (chunk + 1).saturating_sub(SLOTS)
-}
-
 impl ShmGroup {
     /// Reduces every shard at its rank and, where `to_all`, gives everybody all results.
     ///
@@ -71,53 +66,64 @@ impl ShmGroup {
         self.begin(&entry);
         if let Err(error) = self.agree(&entry) {
             // Those pieces belong to no operation; nobody looks before it has agreed to the next one.
-            self.peers.advance(|p| &p.arrived, steps.base);
+            self.peers.advance(Act::Contribute.word(), steps.base);
             return Err(error);
         }
         self.chunks += steps.steps;
         let reduction = self.reduction(how, Stores::Cached);
-        for step in 0..steps.steps + 2 {
-            if (1..steps.steps).contains(&step) {
+        for (act, step) in Act::of(steps.steps).skip(1) {
+            let chunk = steps.base + step;
+            match act {
                 // SAFETY: the caller's promise.
-                unsafe { self.contribute(&steps, step, input)? };
-            }
-            if let Some(step) = step.checked_sub(1).filter(|&step| step < steps.steps) {
-                let chunk = steps.base + step;
-                self.peers.wait_all(|p| &p.arrived, chunk + 1, Stage::Gather)?;
-                let piece = steps.piece(me, step);
-                let from = |rank: usize, memory: &Memory| {
-                    let index = if me < rank { me } else { me - 1 };
-                    if rank == me {
-                        input.wrapping_add(piece.start)
-                    } else {
-                        memory.incoming(chunk).cast::<I>().wrapping_add(index * steps.piece).cast_const()
-                    }
-                };
-                let members = self.peers.members.iter().enumerate();
-                let inputs = members.map(|(rank, memory)| from(rank, memory));
-                let start = if to_all { piece.start } else { piece.start - shards[me].start };
-                // SAFETY: the own buffer by the caller's promise; the others' pieces have arrived and stay until
-                // this rank says that it has reduced them.
-                with_pointers(inputs, |inputs| unsafe {
-                    reduction.run_raw(inputs, &[output.add(start)], piece.len());
-                });
-                if to_all {
-                    self.peers.wait_all(|p| &p.consumed, before(chunk), Stage::Results)?;
-                    let result = self.peers.own().result(chunk).cast::<O>();
-                    // SAFETY: just written; the slot's last content was copied by everybody, and the piece fits.
-                    unsafe { std::ptr::copy_nonoverlapping(output.add(start), result, piece.len()) };
-                } else {
-                    self.peers.advance(|p| &p.consumed, chunk + 1);
-                }
-                self.peers.advance(|p| &p.reduced, chunk + 1);
-                self.peers.beat()?;
-            }
-            if let Some(step) = step.checked_sub(2).filter(|_| to_all) {
+                Act::Contribute => unsafe { self.contribute(&steps, step, input)? },
                 // SAFETY: the caller's promise.
-                unsafe { self.collect(&steps, step, output)? };
+                Act::Collect if to_all => unsafe { self.collect(&steps, step, output)? },
+                Act::Collect => self.peers.advance(Act::Collect.word(), chunk + 1),
+                // SAFETY: the caller's promise.
+                Act::Reduce => unsafe {
+                    self.reduce_piece(&steps, step, &reduction, (input, output), to_all)?
+                },
             }
         }
         Ok(())
+    }
+
+    /// Reduces a piece of the own shard, also into a slot where everybody wants it.
+    ///
+    /// # Safety
+    /// As for [`ShmGroup::reduce_through_slots`].
+    unsafe fn reduce_piece<I: Number, O: Number<Acc = I::Acc>>(
+        &self,
+        steps: &Steps<'_>,
+        step: u64,
+        reduction: &Reduction<'_>,
+        (input, output): (*const I, *mut O),
+        to_all: bool,
+    ) -> Result<(), ShmError> {
+        let (me, chunk) = (self.local_rank(), steps.base + step);
+        let [arrived, free] = Act::Reduce.needs(chunk, SLOTS);
+        self.peers.wait_all(arrived.0, arrived.1, Stage::Gather)?;
+        let piece = steps.piece(me, step);
+        let members = self.peers.members.iter().enumerate();
+        let inputs = members.map(|(rank, memory)| {
+            if rank == me {
+                return input.wrapping_add(piece.start);
+            }
+            // A rank's slot has no piece of its own shard.
+            let index = if me < rank { me } else { me - 1 };
+            memory.incoming(chunk).cast::<I>().wrapping_add(index * steps.piece).cast_const()
+        });
+        let start = if to_all { piece.start } else { piece.start - steps.shards[me].start };
+        let mut outs = vec![output.wrapping_add(start)];
+        if to_all {
+            self.peers.wait_all(free.0, free.1, Stage::Results)?;
+            outs.push(self.peers.own().result(chunk).cast());
+        }
+        // SAFETY: the own buffers by the caller's promise; the others' pieces have arrived and stay until this rank says that it has
+        // reduced them; everybody has copied what was in the slot of results.
+        with_pointers(inputs, |inputs| unsafe { reduction.run_raw(inputs, &outs, piece.len()) });
+        self.peers.advance(Act::Reduce.word(), chunk + 1);
+        self.peers.beat()
     }
 
     /// Copies the own pieces of everybody else's shards into a slot.
@@ -131,7 +137,8 @@ impl ShmGroup {
         input: *const I,
     ) -> Result<(), ShmError> {
         let (me, chunk) = (self.local_rank(), steps.base + step);
-        self.peers.wait_all(|p| &p.reduced, before(chunk), Stage::Gather)?;
+        let [free, _] = Act::Contribute.needs(chunk, SLOTS);
+        self.peers.wait_all(free.0, free.1, Stage::Gather)?;
         let slot = self.peers.own().incoming(chunk).cast::<I>();
         for rank in self.peers.others() {
             let piece = steps.piece(rank, step);
@@ -142,7 +149,7 @@ impl ShmGroup {
                 std::ptr::copy_nonoverlapping(input.add(piece.start), to, piece.len());
             }
         }
-        self.peers.advance(|p| &p.arrived, chunk + 1);
+        self.peers.advance(Act::Contribute.word(), chunk + 1);
         Ok(())
     }
 
@@ -157,9 +164,10 @@ impl ShmGroup {
         output: *mut O,
     ) -> Result<(), ShmError> {
         let chunk = steps.base + step;
+        let [(word, count), _] = Act::Collect.needs(chunk, SLOTS);
         for rank in self.peers.others() {
             let memory = &self.peers.members[rank];
-            self.peers.wait(rank, &memory.progress().reduced, chunk + 1, Stage::Results)?;
+            self.peers.wait(rank, word(memory.progress()), count, Stage::Results)?;
             let piece = steps.piece(rank, step);
             // SAFETY: the caller's promise; the result stays until this rank says that it has copied it.
             unsafe {
@@ -167,7 +175,7 @@ impl ShmGroup {
                 std::ptr::copy_nonoverlapping(from, output.add(piece.start), piece.len());
             }
         }
-        self.peers.advance(|p| &p.consumed, chunk + 1);
+        self.peers.advance(Act::Collect.word(), chunk + 1);
         Ok(())
     }
 
@@ -217,14 +225,15 @@ impl ShmGroup {
         for step in 0..steps.steps + 1 {
             if step < steps.steps {
                 let chunk = steps.base + step;
-                self.peers.wait_all(|p| &p.consumed, before(chunk), Stage::Results)?;
+                let [_, free] = Act::Reduce.needs(chunk, SLOTS);
+                self.peers.wait_all(free.0, free.1, Stage::Results)?;
                 let (piece, slot) = (steps.piece(me, step), self.peers.own().result(chunk).cast::<T>());
                 // SAFETY: the caller's promise; the slot's last content was copied by everybody.
                 unsafe {
                     std::ptr::copy_nonoverlapping(output.add(piece.start).cast_const(), slot, piece.len());
                 }
-                self.peers.advance(|p| &p.arrived, chunk + 1);
-                self.peers.advance(|p| &p.reduced, chunk + 1);
+                self.peers.advance(Act::Contribute.word(), chunk + 1);
+                self.peers.advance(Act::Reduce.word(), chunk + 1);
                 self.peers.beat()?;
             }
             if let Some(step) = step.checked_sub(1) {

@@ -11,10 +11,8 @@
 //! Whoever waits too long announces whom it waits for and sleeps at its bell; whoever posts rings the bells of those
 //! that wait for it.
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+// The model (`tests/shm_model.rs`) compiles this file with atomics of its own.
+use super::atomics::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Lines and slots that take turns.
 pub(super) const SLOTS: u64 = 4;
@@ -42,6 +40,7 @@ impl Key {
 }
 
 /// A rank's entry into an operation. The first 64 bytes hold all that a small operation needs.
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(super) struct OpLine {
     /// Number of the operation, from 1; written last.
@@ -58,6 +57,7 @@ pub(super) struct OpLine {
 }
 
 /// How far a rank is, as counts of things it has finished.
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(super) struct Progress {
     /// Chunks whose contributions lie in its slots.
@@ -74,7 +74,11 @@ pub(super) struct Progress {
     pub(super) failed: AtomicU64,
 }
 
+/// One of the words of a rank.
+pub(super) type Word = fn(&Progress) -> &AtomicU64;
+
 /// Where a rank sleeps.
+#[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub(super) struct Bell {
     /// Changes whenever somebody rings; the futex word.
@@ -120,7 +124,53 @@ pub(super) fn reached(word: &AtomicU64, value: u64) -> bool {
     word.load(Ordering::Acquire) >= value
 }
 
-#[cfg(all(test, not(loom)))]
+/// A part of a step of the pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Copies contributions to the others' shards into a slot.
+    Contribute,
+    /// Reduces the own shard, and puts the result into another slot.
+    Reduce,
+    /// Copies the others' results.
+    Collect,
+}
+
+impl Act {
+    /// The acts of an operation of so many steps, in order: neighbouring steps overlap, so that a rank that is a little ahead need
+    /// not wait. The first one may go before everybody has begun.
+    pub(super) fn of(steps: u64) -> impl Iterator<Item = (Self, u64)> {
+        (0..steps + 2).flat_map(move |i| {
+            let acts = [
+                (Self::Contribute, Some(i)),
+                (Self::Reduce, i.checked_sub(1)),
+                (Self::Collect, i.checked_sub(2)),
+            ];
+            acts.into_iter().filter_map(move |(act, step)| Some((act, step.filter(|&s| s < steps)?)))
+        })
+    }
+
+    /// What everybody else must have reached before the act on a chunk, with so many slots: pairs of word and count.
+    pub(super) fn needs(self, chunk: u64, slots: u64) -> [(Word, u64); 2] {
+        // The slot is free when everybody is done with the chunk that lay in it before.
+        let before = (chunk + 1).saturating_sub(slots);
+        match self {
+            Self::Contribute => [(|p| &p.reduced, before), (|p| &p.reduced, 0)],
+            Self::Reduce => [(|p| &p.arrived, chunk + 1), (|p| &p.consumed, before)],
+            Self::Collect => [(|p| &p.reduced, chunk + 1), (|p| &p.reduced, 0)],
+        }
+    }
+
+    /// The word that says that the act is done, as the count up to and including the chunk.
+    pub(super) fn word(self) -> Word {
+        match self {
+            Self::Contribute => |p| &p.arrived,
+            Self::Reduce => |p| &p.reduced,
+            Self::Collect => |p| &p.consumed,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -9,7 +9,7 @@ use rustix::time::Timespec;
 
 use super::error::{Cause, ShmError, Stage};
 use super::memory::Memory;
-use super::protocol::{Progress, post, reached};
+use super::protocol::{Word, post, reached};
 use super::watch::Local;
 
 /// How long to spin: waking a sleeper takes about as long.
@@ -32,9 +32,6 @@ pub(super) struct Peers {
     /// The operation under way, or the last one.
     pub(super) operation: u64,
 }
-
-/// One of the words of a rank.
-pub(super) type Word = fn(&Progress) -> &AtomicU64;
 
 impl Peers {
     pub(super) fn ranks(&self) -> usize {
