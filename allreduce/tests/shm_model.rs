@@ -55,7 +55,7 @@ fn slot(cells: &[UnsafeCell<u64>], chunk: u64) -> &UnsafeCell<u64> {
 /// Runs both ranks of a pair under every interleaving.
 fn pair(rank: fn(&[Memory; 2], usize)) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(2);
     model.check(move || {
         let memory: Arc<[Memory; 2]> = Arc::default();
         let other = memory.clone();

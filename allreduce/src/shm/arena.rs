@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use bytemuck::Pod;
-use muster_kernels::reduce::{Number, Stores};
+use muster_kernels::reduce::{Number, Stores, copy_raw};
 
 use super::collect::{even, total};
 use super::error::{ShmError, Stage};
@@ -98,7 +98,7 @@ impl ShmGroup {
             group.agree(&entry)?;
             let outputs = group.offsets(|line| &line.output);
             let mine = even::<T>(count, group.local_ranks(), group.local_rank());
-            let stores = group.stores(bytes);
+            let stores = group.stores(bytes, input == output);
             group.reduce_from_arenas::<T, T>(how.operation, 0, mine, &outputs, stores)?;
             group.all_done()
         })
@@ -138,7 +138,7 @@ impl ShmGroup {
             group.agree(&entry)?;
             let start = counts[..me].iter().sum::<usize>();
             let own = [(me, output)];
-            let stores = group.stores(counts[me] * size_of::<O>());
+            let stores = group.stores(counts[me] * size_of::<O>(), false);
             group.reduce_from_arenas::<I, O>(
                 how.operation,
                 start,
@@ -205,7 +205,7 @@ impl ShmGroup {
             group.begin(&entry);
             group.agree(&entry)?;
             let outputs = group.offsets(|line| &line.output);
-            let chunk = CHUNK / size;
+            let (chunk, stores) = (CHUNK / size, group.stores(count * size, false));
             for at in (0..counts[me]).step_by(chunk) {
                 let len = chunk.min(counts[me] - at);
                 for &(rank, offset) in &outputs {
@@ -213,7 +213,7 @@ impl ShmGroup {
                     if (rank, input) != (me, own) {
                         // SAFETY: inside both arenas; everybody waits, so only this rank writes its shard, and it is
                         // apart from every other.
-                        unsafe { std::ptr::copy_nonoverlapping(from.add(at), to, len) };
+                        unsafe { copy_raw(from.add(at), to, len, stores) };
                     }
                 }
                 group.peers.beat()?;

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::error::ShmError;
 use super::protocol::{Bell, OpLine, Progress, SLOTS};
@@ -66,6 +66,8 @@ impl Memory {
             let source = std::io::Error::from(rustix::io::Errno::NOMEM);
             return Err(ShmError::NoMemory { me, bytes, source: Arc::new(source) });
         }
+        let memory = Self::map(fd.as_fd(), bytes).map_err(|e| system("map its memfd", e))?;
+        memory.fill();
         rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, length).map_err(|e| ShmError::NoMemory {
             me,
             bytes,
@@ -73,7 +75,6 @@ impl Memory {
         })?;
         // Whoever maps it can rely on its size for ever.
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| system("seal its memfd", e))?;
-        let memory = Self::map(fd.as_fd(), bytes).map_err(|e| system("map its memfd", e))?;
         Ok((fd, memory))
     }
 
@@ -87,21 +88,32 @@ impl Memory {
         let bytes = arena.checked_next_multiple_of(4096).and_then(|a| a.checked_add(ARENA));
         match bytes {
             Some(bytes) if i64::try_from(bytes) == Ok(size) => {
-                Self::map(fd, bytes).map_err(|e| format!("mapping its memory: {e}"))
+                let memory = Self::map(fd, bytes).map_err(|e| format!("mapping its memory: {e}"))?;
+                memory.fill();
+                Ok(memory)
             }
             _ => Err(format!("{size} bytes of memory don't fit an arena of {arena}")),
         }
     }
 
     fn map(fd: BorrowedFd<'_>, bytes: usize) -> rustix::io::Result<Self> {
-        // Populated, so that no page fault falls into an operation.
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        let flags = MapFlags::SHARED;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0)?
         };
         let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { base, bytes })
+    }
+
+    /// Asks for large pages, and for all of them now, so that no page fault falls into an operation.
+    ///
+    /// Where the system knows neither, pages come when they are touched; the reservation holds all the same.
+    fn fill(&self) {
+        for advice in [Advice::LinuxHugepage, Advice::LinuxPopulateWrite] {
+            // SAFETY: our own mapping; neither changes what is in it.
+            let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, advice) };
+        }
     }
 
     /// The line of an operation.
@@ -139,11 +151,6 @@ impl Memory {
     /// The first byte of the arena, aligned to a page.
     pub(super) fn arena(&self) -> *mut u8 {
         self.at(ARENA)
-    }
-
-    /// Bytes of the arena.
-    pub(super) fn arena_bytes(&self) -> usize {
-        self.bytes - ARENA
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
@@ -197,7 +204,7 @@ mod tests {
     #[test]
     fn memory_of_another_size_is_refused() {
         let (fd, memory) = Memory::create(0, 100).unwrap();
-        assert_eq!(memory.arena_bytes(), 4096);
+        assert_eq!(memory.bytes, ARENA + 4096);
         assert!(Memory::of_peer(fd.as_fd(), 100).is_ok());
         assert!(Memory::of_peer(fd.as_fd(), 5000).unwrap_err().contains("5000"));
         let unsealed = rustix::fs::memfd_create("plain", MemfdFlags::CLOEXEC).unwrap();

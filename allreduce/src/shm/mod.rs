@@ -175,7 +175,8 @@ pub struct ShmGroup {
     chunks: u64,
     /// Small payloads of all ranks.
     payloads: Vec<[u64; INLINE / 8]>,
-    last_level_bytes: usize,
+    /// Outputs of more than this go past the caches.
+    streaming_bytes: usize,
     failed: Option<ShmError>,
     _watch: Option<Watch>,
 }
@@ -318,10 +319,10 @@ impl ShmGroup {
         }
     }
 
-    /// Stores for an output of so many bytes.
-    fn stores(&self, bytes: usize) -> Stores {
-        let t = std::env::var("NT").ok().and_then(|x| x.parse().ok()).unwrap_or(self.last_level_bytes / 2);
-        if bytes > t { Stores::Streaming } else { Stores::Cached }
+    /// Stores for an output of so many bytes on every rank.
+    fn stores(&self, bytes: usize, in_place: bool) -> Stores {
+        // What is overwritten in place is in the caches already.
+        if !in_place && bytes > self.streaming_bytes { Stores::Streaming } else { Stores::Cached }
     }
 }
 

@@ -6,16 +6,16 @@
 
 use std::ops::Range;
 
-use muster_kernels::reduce::{Number, Reduction, Stores};
+use muster_kernels::reduce::{Number, Reduction, Stores, copy_raw};
 
 use super::error::{ShmError, Stage};
-use super::memory::{FLAT_SLOT, INCOMING_SLOT, Memory, RESULT_SLOT};
+use super::memory::{FLAT_SLOT, INCOMING_SLOT, RESULT_SLOT};
 use super::protocol::{Act, SLOTS};
 use super::small::with_pointers;
 use super::{Entry, Operation, ShmGroup};
 
 /// Bytes of a piece at most, and at least where there is enough to overlap.
-const PIECE: Range<usize> = 8 << 10..64 << 10;
+const PIECE: Range<usize> = 16 << 10..64 << 10;
 
 /// Pieces of all shards, step by step.
 struct Steps<'a> {
@@ -57,7 +57,7 @@ impl ShmGroup {
         shards: &[Range<usize>],
         to_all: bool,
     ) -> Result<(), ShmError> {
-        let (me, n) = (self.local_rank(), self.local_ranks());
+        let n = self.local_ranks();
         let slot = (INCOMING_SLOT / (n - 1).max(1)).min(RESULT_SLOT);
         let steps = Steps::new(shards, self.chunks, size_of::<I>(), slot);
         // Before everybody has come: the first pieces can be ready by then.
@@ -70,6 +70,8 @@ impl ShmGroup {
             return Err(error);
         }
         self.chunks += steps.steps;
+        let bytes = shards.last().map_or(0, |s| s.end) * size_of::<O>();
+        let stores = self.stores(bytes, input.cast::<O>() == output.cast_const());
         let reduction = self.reduction(how, Stores::Cached);
         for (act, step) in Act::of(steps.steps).skip(1) {
             let chunk = steps.base + step;
@@ -77,11 +79,11 @@ impl ShmGroup {
                 // SAFETY: the caller's promise.
                 Act::Contribute => unsafe { self.contribute(&steps, step, input)? },
                 // SAFETY: the caller's promise.
-                Act::Collect if to_all => unsafe { self.collect(&steps, step, output)? },
+                Act::Collect if to_all => unsafe { self.collect(&steps, step, output, stores)? },
                 Act::Collect => self.peers.advance(Act::Collect.word(), chunk + 1),
                 // SAFETY: the caller's promise.
                 Act::Reduce => unsafe {
-                    self.reduce_piece(&steps, step, &reduction, (input, output), to_all)?
+                    self.reduce_piece(&steps, step, &reduction, (input, output), to_all, stores)?
                 },
             }
         }
@@ -99,6 +101,7 @@ impl ShmGroup {
         reduction: &Reduction<'_>,
         (input, output): (*const I, *mut O),
         to_all: bool,
+        stores: Stores,
     ) -> Result<(), ShmError> {
         let (me, chunk) = (self.local_rank(), steps.base + step);
         let [arrived, free] = Act::Reduce.needs(chunk, SLOTS);
@@ -114,14 +117,24 @@ impl ShmGroup {
             memory.incoming(chunk).cast::<I>().wrapping_add(index * steps.piece).cast_const()
         });
         let start = if to_all { piece.start } else { piece.start - steps.shards[me].start };
-        let mut outs = vec![output.wrapping_add(start)];
-        if to_all {
+        let output = output.wrapping_add(start);
+        if !to_all {
+            // SAFETY: the own buffers by the caller's promise; the others' pieces have arrived and stay until this
+            // rank says that it has reduced them.
+            with_pointers(inputs, |inputs| unsafe { reduction.run_raw(inputs, &[output], piece.len()) });
+        } else {
             self.peers.wait_all(free.0, free.1, Stage::Results)?;
-            outs.push(self.peers.own().result(chunk).cast());
+            let slot = self.peers.own().result(chunk).cast::<O>();
+            // SAFETY: as above, and everybody has copied what was in the slot of results.
+            unsafe {
+                if stores == Stores::Cached {
+                    with_pointers(inputs, |inputs| reduction.run_raw(inputs, &[slot, output], piece.len()));
+                } else {
+                    with_pointers(inputs, |inputs| reduction.run_raw(inputs, &[slot], piece.len()));
+                    copy_raw(slot.cast_const(), output, piece.len(), stores);
+                }
+            }
         }
-        // SAFETY: the own buffers by the caller's promise; the others' pieces have arrived and stay until this rank says that it has
-        // reduced them; everybody has copied what was in the slot of results.
-        with_pointers(inputs, |inputs| unsafe { reduction.run_raw(inputs, &outs, piece.len()) });
         self.peers.advance(Act::Reduce.word(), chunk + 1);
         self.peers.beat()
     }
@@ -146,7 +159,7 @@ impl ShmGroup {
             // SAFETY: the caller's promise; n - 1 pieces fit the slot, and everybody has read what was in it.
             unsafe {
                 let to = slot.add(index * steps.piece);
-                std::ptr::copy_nonoverlapping(input.add(piece.start), to, piece.len());
+                copy_raw(input.add(piece.start), to, piece.len(), Stores::Cached);
             }
         }
         self.peers.advance(Act::Contribute.word(), chunk + 1);
@@ -162,6 +175,7 @@ impl ShmGroup {
         steps: &Steps<'_>,
         step: u64,
         output: *mut O,
+        stores: Stores,
     ) -> Result<(), ShmError> {
         let chunk = steps.base + step;
         let [(word, count), _] = Act::Collect.needs(chunk, SLOTS);
@@ -172,7 +186,7 @@ impl ShmGroup {
             // SAFETY: the caller's promise; the result stays until this rank says that it has copied it.
             unsafe {
                 let from = memory.result(chunk).cast::<O>().cast_const();
-                std::ptr::copy_nonoverlapping(from, output.add(piece.start), piece.len());
+                copy_raw(from, output.add(piece.start), piece.len(), stores);
             }
         }
         self.peers.advance(Act::Collect.word(), chunk + 1);
@@ -194,15 +208,13 @@ impl ShmGroup {
         let operation = self.peers.operation + 1;
         let slot = self.peers.own().flat(operation).cast::<T>();
         // SAFETY: the caller's promise; the slot is free, see `one_shot`.
-        unsafe { std::ptr::copy_nonoverlapping(output.add(own.start).cast_const(), slot, own.len()) };
+        unsafe { copy_raw(output.add(own.start).cast_const(), slot, own.len(), Stores::Cached) };
         self.begin(entry);
         self.agree(entry)?;
         for rank in self.peers.others() {
             let from = self.peers.members[rank].flat(operation).cast::<T>().cast_const();
             // SAFETY: the caller's promise; everybody has filled its slot.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from, output.add(shards[rank].start), shards[rank].len())
-            };
+            unsafe { copy_raw(from, output.add(shards[rank].start), shards[rank].len(), Stores::Cached) };
         }
         Ok(())
     }
@@ -230,7 +242,7 @@ impl ShmGroup {
                 let (piece, slot) = (steps.piece(me, step), self.peers.own().result(chunk).cast::<T>());
                 // SAFETY: the caller's promise; the slot's last content was copied by everybody.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(output.add(piece.start).cast_const(), slot, piece.len());
+                    copy_raw(output.add(piece.start).cast_const(), slot, piece.len(), Stores::Cached);
                 }
                 self.peers.advance(Act::Contribute.word(), chunk + 1);
                 self.peers.advance(Act::Reduce.word(), chunk + 1);
@@ -238,7 +250,7 @@ impl ShmGroup {
             }
             if let Some(step) = step.checked_sub(1) {
                 // SAFETY: the caller's promise.
-                unsafe { self.collect(&steps, step, output)? };
+                unsafe { self.collect(&steps, step, output, Stores::Cached)? };
             }
         }
         Ok(())

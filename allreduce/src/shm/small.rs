@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use muster_kernels::reduce::{Number, Stores};
+use muster_kernels::reduce::{Number, Stores, copy_raw};
 
 use super::error::ShmError;
 use super::protocol::INLINE;
@@ -59,7 +59,7 @@ impl ShmGroup {
         let slot = self.peers.own().flat(operation).cast::<I>();
         // SAFETY: the caller's promise; the slot was last read in the fourth operation before this one, which
         // everybody has finished.
-        unsafe { std::ptr::copy_nonoverlapping(input, slot, count) };
+        unsafe { copy_raw(input, slot, count, Stores::Cached) };
         self.begin(&entry);
         self.agree(&entry)?;
         let me = self.peers.me;

@@ -77,7 +77,7 @@ impl ShmGroup {
             some: None,
             chunks: 0,
             payloads: vec![Default::default(); n],
-            last_level_bytes: isa::Caches::last_level_bytes(),
+            streaming_bytes: isa::Caches::last_level_bytes() / 2,
             options,
             failed: None,
             _watch: watch,

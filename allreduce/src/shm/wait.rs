@@ -109,8 +109,7 @@ impl Peers {
     #[cold]
     fn sleep(&self, peer: usize, word: &AtomicU64, value: u64, stage: Stage) -> Result<(), ShmError> {
         let bell = self.own().bell();
-        let nap = self.deadline / 4;
-        let mut moved = (Instant::now(), self.activity());
+        let (mut waited, mut seen) = (Duration::ZERO, self.activity());
         let result = loop {
             let ticket = bell.announce(peer);
             if reached(word, value) {
@@ -120,17 +119,17 @@ impl Peers {
                 // What was posted before the trouble counts.
                 break if reached(word, value) { Ok(()) } else { Err(error) };
             }
-            let waited = moved.0.elapsed();
-            let Some(left) = self.deadline.checked_sub(waited) else {
+            let left = self.deadline.saturating_sub(waited);
+            if left.is_zero() {
                 break Err(self.blame(peer, waited, stage));
-            };
-            let (before, nap) = (Instant::now(), left.min(nap));
+            }
+            let (before, nap) = (Instant::now(), left.min(self.deadline / 4));
             sleep_at(&bell.rung, ticket, nap);
-            // Who was stopped for longer than it meant to sleep has no right to blame others.
-            let stopped = before.elapsed() > nap + self.deadline / 4;
+            // Not more than the nap: who was stopped meanwhile has no right to blame others.
+            waited += before.elapsed().min(nap);
             let now = self.activity();
-            if now != moved.1 || stopped {
-                moved = (Instant::now(), now);
+            if now != seen {
+                (waited, seen) = (Duration::ZERO, now);
             }
         };
         bell.retire();
@@ -157,19 +156,28 @@ impl Peers {
         if self.local.aborted.load(Ordering::Acquire) {
             return Some(ShmError::Aborted { by: me, operation });
         }
-        let failed = self.members[peer].progress().failed.load(Ordering::Acquire);
-        if let Some(failure) = Failure::decode(failed).filter(|f| f.operation <= operation) {
+        let failure = |rank: usize| {
+            let word = self.members[rank].progress().failed.load(Ordering::Acquire);
+            Failure::decode(word).filter(|f| f.operation <= operation)
+        };
+        if let Some(failure) = failure(peer) {
             return Some(match failure {
                 Failure { aborted: true, culprit, .. } => ShmError::Aborted { by: culprit, operation },
                 Failure { culprit, .. } if culprit == me => ShmError::Evicted { me, by: peer, operation },
-                Failure { culprit, .. } => {
-                    let cause = Cause::ReportedBy(peer);
-                    ShmError::PeerLost { me, peer: culprit, operation, stage, cause }
-                }
+                Failure { culprit, .. } => self.lost(culprit, stage, Cause::ReportedBy(peer)),
             });
         }
+        // Others that have given up matter only if they gave up on the one that this rank waits for: who waits for
+        // somebody else may still end the operation.
+        if let Some(by) = self.others().find(|&rank| failure(rank).is_some_and(|f| f.culprit == peer)) {
+            return Some(self.lost(peer, stage, Cause::ReportedBy(by)));
+        }
         let gone = self.local.lost[peer].load(Ordering::Acquire);
-        gone.then(|| ShmError::PeerLost { me, peer, operation, stage, cause: Cause::Gone })
+        gone.then(|| self.lost(peer, stage, Cause::Gone))
+    }
+
+    fn lost(&self, peer: usize, stage: Stage, cause: Cause) -> ShmError {
+        ShmError::PeerLost { me: self.me, peer, operation: self.operation, stage, cause }
     }
 
     /// Names the one that is furthest behind: others may be waiting for it themselves.
@@ -177,8 +185,7 @@ impl Peers {
         // The one waited for comes first, so that it is named among equals.
         let all = std::iter::once(waiting_for).chain(self.others());
         let peer = all.min_by_key(|&peer| self.pace(peer)[..2].to_vec()).unwrap_or(waiting_for);
-        let cause = Cause::Silent(waited);
-        ShmError::PeerLost { me: self.me, peer, operation: self.operation, stage, cause }
+        self.lost(peer, stage, Cause::Silent(waited))
     }
 
     /// Tells everybody that this rank has given up.

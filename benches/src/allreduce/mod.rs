@@ -35,6 +35,10 @@ pub struct Options {
     /// Element type: f32 or bf16
     #[arg(long, default_value = "f32")]
     dtype: String,
+    /// Let every rank write its input before each operation, as a backward pass does; without, lines stay in the caches
+    /// of the cores that read them
+    #[arg(long)]
+    fresh: bool,
     /// Print one JSON object per line instead of the table
     #[arg(long)]
     json: bool,
@@ -83,6 +87,7 @@ impl Rank {
             .args(["--dtype", &options.dtype])
             .args(["--sizes", &join(options.sizes.iter().map(ToString::to_string).collect())])
             .args(["--paths", &join(options.paths.iter().map(ToString::to_string).collect())])
+            .args(options.fresh.then_some("--fresh"))
             .stdout(Stdio::piped())
             .spawn()
             .context("could not start a rank")?;

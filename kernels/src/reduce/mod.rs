@@ -66,6 +66,25 @@ impl Divide {
     }
 }
 
+/// Copies elements, bit by bit, for readers on another core.
+///
+/// # Safety
+/// `from` and `to` hold `len` elements each and do not overlap; until this returns nobody else uses `to`, and nobody
+/// writes `from`.
+pub unsafe fn copy_raw<T: bytemuck::Pod>(from: *const T, to: *mut T, len: usize, stores: Stores) {
+    let bytes = len * size_of::<T>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match stores {
+            Stores::Cached => pass::copy(from.cast(), to.cast(), bytes),
+            Stores::Streaming => {
+                pass::stream(from.cast(), to.cast(), bytes);
+                pass::fence();
+            }
+        }
+    }
+}
+
 /// A reduction that is applied to one range after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Reduction<'a> {
