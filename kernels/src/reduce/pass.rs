@@ -11,8 +11,8 @@ use super::tree::{Step, Tree};
 use super::{Divide, Stores};
 use crate::isa::{Kernel, Simd};
 
-/// Elements of a block: 2 KiB of f32. Few enough for some levels of the tree beside the inputs' lines in 32 KiB.
-pub(super) const BLOCK: usize = 512;
+/// Elements of a block: 4 KiB of f32. Long enough for the prefetchers of streams, short enough to stay in the nearest cache.
+pub(super) const BLOCK: usize = 1024;
 /// Blocks of the stack that need no allocation; enough for up to eight ranks.
 const SHALLOW: usize = 2;
 
