@@ -3,14 +3,21 @@
 
 pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
 pub use digest::digest;
+pub use engine::{Holding, OpReport, Policy, Report, Resolution, resolve};
 pub use element::{DataType, Element, Operation};
 pub use error::{Error, Loss, Phase, Result};
+pub use timeouts::Timeouts;
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
 
 mod bucket;
 mod digest;
 mod element;
+pub mod engine;
 mod error;
+pub mod frame;
 mod membership;
 pub mod order;
 pub mod plan;
+#[cfg(test)]
+mod sim;
+mod timeouts;
