@@ -2,14 +2,19 @@
 #![forbid(unsafe_code)]
 
 pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
+pub use comm::{
+    Buffer, CommOptions, Communicator, Done, Failed, Handle, OpOptions, Statistics, Wire, compare_digests,
+};
 pub use digest::digest;
 pub use engine::{Holding, OpReport, Policy, Report, Resolution, resolve};
 pub use element::{DataType, Element, Operation};
 pub use error::{Error, Loss, Phase, Result};
+pub use tcp::{Key, Listener, Security};
 pub use timeouts::Timeouts;
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
 
 mod bucket;
+mod comm;
 mod digest;
 mod element;
 pub mod engine;
@@ -20,4 +25,5 @@ pub mod order;
 pub mod plan;
 #[cfg(test)]
 mod sim;
+mod tcp;
 mod timeouts;

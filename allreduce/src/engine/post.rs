@@ -190,6 +190,7 @@ impl Engine {
         if self.ops.len() >= MAX_OPERATIONS {
             return Err(Error::Busy { limit: MAX_OPERATIONS });
         }
+        self.check_ranks(post)?;
         let unsupported = |what, dtype: DataType, why| Err(Error::Unsupported { what, dtype: dtype.name(), why });
         if post.reduces() && post.dtype.is_integer() {
             if post.operation == Operation::Mean {
@@ -217,11 +218,32 @@ impl Engine {
             return Err(Error::Config { name: "algorithm", problem });
         }
         let in_place = matches!(post.kind, Kind::AllReduce { in_place: true, .. });
-        if in_place != post.output.is_none() {
+        if in_place != (post.output.is_none() && matches!(post.kind, Kind::AllReduce { .. })) {
             let problem = "an all-reduce has an output buffer exactly if it is not in place".to_owned();
             return Err(Error::Config { name: "in_place", problem });
         }
         Ok(())
+    }
+
+    /// Plans are made of ranks and counts that exist.
+    fn check_ranks(&self, post: &Post) -> Result<(), Error> {
+        let (n, world_size) = (post.group.len(), self.links.len());
+        if let Some(&rank) = post.group.ranks().iter().find(|r| r.0 as usize >= world_size) {
+            return Err(Error::NoSuchRank { rank, world_size });
+        }
+        match &post.kind {
+            Kind::Broadcast { root, .. } if *root >= n => {
+                Err(Error::NoSuchRank { rank: Rank(*root as u32), world_size: n })
+            }
+            Kind::ReduceScatter { counts } | Kind::AllGather { counts } if counts.len() != n => {
+                Err(Error::Length { what: "the list of counts", expected: n as u64, got: counts.len() as u64 })
+            }
+            Kind::Transfer { .. } if n != 2 || post.group.rank(0) == post.group.rank(1) => {
+                let problem = "a rank can't send to itself".to_owned();
+                Err(Error::Config { name: "peer", problem })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_lengths(&self, post: &Post, plan: &Plan) -> Result<(), Error> {
