@@ -182,7 +182,7 @@ impl<'a> Builder<'a> {
     pub fn alone(&mut self, kind: &Kind) {
         match kind {
             Kind::AllReduce { count, .. } => {
-                for s in self.segments(0..*count) {
+                for s in self.segments_or_empty(*count) {
                     let own = vec![(Place::Input(s.start), Repr::Data)];
                     self.reduce(own, &[1], Place::Output(s.start), s.end - s.start, &[]);
                 }

@@ -98,7 +98,7 @@ impl ShmGroup {
             group.agree(&entry)?;
             let outputs = group.offsets(|line| &line.output);
             let mine = even::<T>(count, group.local_ranks(), group.local_rank());
-            let stores = group.stores(bytes, input == output);
+            let stores = Self::stores(bytes, input == output, group.last_level_bytes / 2);
             group.reduce_from_arenas::<T, T>(how.operation, 0, mine, &outputs, stores)?;
             group.all_done()
         })
@@ -138,7 +138,8 @@ impl ShmGroup {
             group.agree(&entry)?;
             let start = counts[..me].iter().sum::<usize>();
             let own = [(me, output)];
-            let stores = group.stores(counts[me] * size_of::<O>(), false);
+            let bytes = counts[me] * size_of::<O>();
+            let stores = Self::stores(bytes, false, group.last_level_bytes / 2);
             group.reduce_from_arenas::<I, O>(
                 how.operation,
                 start,
@@ -205,7 +206,8 @@ impl ShmGroup {
             group.begin(&entry);
             group.agree(&entry)?;
             let outputs = group.offsets(|line| &line.output);
-            let (chunk, stores) = (CHUNK / size, group.stores(count * size, false));
+            let chunk = CHUNK / size;
+            let stores = Self::stores(count * size, false, group.last_level_bytes / 2);
             for at in (0..counts[me]).step_by(chunk) {
                 let len = chunk.min(counts[me] - at);
                 for &(rank, offset) in &outputs {

@@ -175,8 +175,7 @@ pub struct ShmGroup {
     chunks: u64,
     /// Small payloads of all ranks.
     payloads: Vec<[u64; INLINE / 8]>,
-    /// Outputs of more than this go past the caches.
-    streaming_bytes: usize,
+    last_level_bytes: usize,
     failed: Option<ShmError>,
     _watch: Option<Watch>,
 }
@@ -319,10 +318,10 @@ impl ShmGroup {
         }
     }
 
-    /// Stores for an output of so many bytes on every rank.
-    fn stores(&self, bytes: usize, in_place: bool) -> Stores {
+    /// Stores for outputs of so many bytes, of which more than `most` go past the caches.
+    fn stores(bytes: usize, in_place: bool, most: usize) -> Stores {
         // What is overwritten in place is in the caches already.
-        if !in_place && bytes > self.streaming_bytes { Stores::Streaming } else { Stores::Cached }
+        if !in_place && bytes > most { Stores::Streaming } else { Stores::Cached }
     }
 }
 

@@ -17,6 +17,9 @@ use super::{Entry, Operation, ShmGroup};
 /// Bytes of a piece at most, and at least where there is enough to overlap.
 const PIECE: Range<usize> = 16 << 10..64 << 10;
 
+/// Outputs of more than this go past the caches, which slots and inputs fill.
+const STREAMING: usize = 768 << 10;
+
 /// Pieces of all shards, step by step.
 struct Steps<'a> {
     shards: &'a [Range<usize>],
@@ -71,7 +74,7 @@ impl ShmGroup {
         }
         self.chunks += steps.steps;
         let bytes = shards.last().map_or(0, |s| s.end) * size_of::<O>();
-        let stores = self.stores(bytes, input.cast::<O>() == output.cast_const());
+        let stores = Self::stores(bytes, input.cast::<O>() == output.cast_const(), STREAMING);
         let reduction = self.reduction(how, Stores::Cached);
         for (act, step) in Act::of(steps.steps).skip(1) {
             let chunk = steps.base + step;

@@ -77,7 +77,7 @@ impl ShmGroup {
             some: None,
             chunks: 0,
             payloads: vec![Default::default(); n],
-            streaming_bytes: isa::Caches::last_level_bytes() / 2,
+            last_level_bytes: isa::Caches::last_level_bytes(),
             options,
             failed: None,
             _watch: watch,

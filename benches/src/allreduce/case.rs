@@ -58,6 +58,12 @@ pub enum Path {
     ArenaInPlace,
     /// Shared memory, buffers anywhere, output apart from the input.
     Foreign,
+    /// TCP, output apart from the input.
+    Tcp,
+    /// TCP, in place.
+    TcpInPlace,
+    /// Plain sockets between two ranks of this machine, both ways at once: what the loopback can do.
+    Loopback,
     /// A copy of the buffer on every rank at once: what memory can do.
     Memcpy,
 }
@@ -68,6 +74,9 @@ impl fmt::Display for Path {
             Self::Arena => "arena",
             Self::ArenaInPlace => "arena-in-place",
             Self::Foreign => "foreign",
+            Self::Tcp => "tcp",
+            Self::TcpInPlace => "tcp-in-place",
+            Self::Loopback => "loopback",
             Self::Memcpy => "memcpy",
         })
     }

@@ -1,10 +1,11 @@
 //! Collective operations in the manner of nccl-tests: sizes, minimum, median and p99 of the slowest rank, algbw and
 //! busbw, and how near they come to memcpy, measured by the same processes.
 //!
-//! Every rank is a process of its own: this program again, as `allreduce --rank ..`. A sample is the mean of a
+//! Every rank is a process of its own: this program again, as `allreduce --worker ..`. A sample is the mean of a
 //! batch of operations; the parent takes the slowest rank.
 
 mod case;
+mod network;
 mod report;
 mod worker;
 
@@ -42,18 +43,27 @@ pub struct Options {
     /// Print one JSON object per line instead of the table
     #[arg(long)]
     json: bool,
+    /// Addresses of all ranks, for a run across machines: this process is rank --rank, and TCP the only path
+    #[arg(long, value_delimiter = ',', requires = "rank")]
+    addresses: Vec<std::net::SocketAddr>,
+    /// Key that all ranks share, at least 16 bytes
+    #[arg(long, default_value = "muster-bench, no secret")]
+    key: String,
     /// Internal: this process is a rank of the named run
     #[arg(long, hide = true)]
     worker: Option<String>,
-    /// Internal: which rank
-    #[arg(long, hide = true, default_value_t = 0)]
-    rank: usize,
+    /// Which rank this process is, with --addresses
+    #[arg(long)]
+    rank: Option<usize>,
 }
 
 /// Runs the benchmark, or one rank of it.
 pub fn run(options: &Options) -> Result<()> {
     if let Some(run) = &options.worker {
         return worker::run(options, run);
+    }
+    if !options.addresses.is_empty() {
+        return worker::across_machines(options);
     }
     ensure!(options.ranks > 0, "--ranks must be at least 1");
     let mut children = Vec::new();
@@ -84,7 +94,7 @@ impl Rank {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("allreduce")
             .args(["--ranks", &options.ranks.to_string(), "--rank", &rank.to_string(), "--worker", run])
-            .args(["--dtype", &options.dtype])
+            .args(["--dtype", &options.dtype, "--key", &options.key])
             .args(["--sizes", &join(options.sizes.iter().map(ToString::to_string).collect())])
             .args(["--paths", &join(options.paths.iter().map(ToString::to_string).collect())])
             .args(options.fresh.then_some("--fresh"))

@@ -20,6 +20,17 @@ pub struct Line {
 }
 
 impl Line {
+    /// As numbers, to send.
+    pub fn numbers(&self) -> [f64; 5] {
+        [self.min_us, self.median_us, self.p99_us, self.memcpy_us, self.cpu]
+    }
+
+    /// From numbers that were sent; missing ones are 0.
+    pub fn of(numbers: &[f64]) -> Self {
+        let at = |i: usize| numbers.get(i).copied().unwrap_or(0.0);
+        Self { min_us: at(0), median_us: at(1), p99_us: at(2), memcpy_us: at(3), cpu: at(4) }
+    }
+
     /// The slowest rank in each respect.
     pub fn slowest(lines: &[Self]) -> Self {
         let most = |f: fn(&Self) -> f64| lines.iter().map(f).fold(0.0, f64::max);
