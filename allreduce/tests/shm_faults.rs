@@ -9,18 +9,17 @@
     reason = "helpers of tests stand outside of them"
 )]
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+mod process;
+
 use std::time::{Duration, Instant};
 
 use muster_allreduce::Operation;
 use muster_allreduce::shm::{Cause, Reduce, ShmError, ShmGroup, ShmOptions};
-use muster_kernels::rng;
+use process::{Fault, Rank, inputs, role, trials};
+use rustix::process::Signal;
 use xxhash_rust::xxh3::xxh3_64;
 
 const RANKS: usize = 4;
-/// What the worker reads: run, rank, progress deadline in ms.
-const ROLE: &str = "MUSTER_SHM_FAULT_ROLE";
 const ARENA: usize = 4 << 20;
 
 fn options(run: &str, generation: u64, rank: usize, ranks: usize, deadline_ms: u64) -> ShmOptions {
@@ -29,13 +28,6 @@ fn options(run: &str, generation: u64, rank: usize, ranks: usize, deadline_ms: u
         progress_deadline: Duration::from_millis(deadline_ms),
         ..ShmOptions::new(run, generation, rank, ranks)
     }
-}
-
-/// Gradients of a rank in operations that take turns.
-fn inputs(rank: usize) -> Vec<Vec<f32>> {
-    let noise =
-        |count: u64| (0..count).map(|i| rng::uniform(rank as u64, i % 997 + count) as f32 - 0.5).collect();
-    [200_000, 150_000, 10, 300_000, 5_000, 2_000, 90_000].map(noise).to_vec()
 }
 
 /// Operation number `operation`: all paths in turn. Returns a digest of the result.
@@ -60,9 +52,8 @@ fn step(group: &mut ShmGroup, inputs: &[Vec<f32>], operation: u64) -> Result<u64
 #[test]
 #[ignore = "a rank of the tests below, which start it"]
 fn rank_process() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let role: Vec<&str> = role.split(' ').collect();
-    let (run, me, deadline) = (role[0], role[1].parse().unwrap(), role[2].parse().unwrap());
+    let Some(role) = role() else { return };
+    let (run, me, deadline) = (&role[0], role[1].parse().unwrap(), role[2].parse().unwrap());
     let mut group = ShmGroup::join(options(run, 1, me, RANKS, deadline)).unwrap();
     let inputs = inputs(me);
     group.barrier().unwrap();
@@ -92,58 +83,13 @@ fn rank_process() {
     println!("\nAGAIN {again:x}");
 }
 
-struct Rank {
-    child: Child,
-    lines: std::io::Lines<BufReader<ChildStdout>>,
-}
-
-impl Rank {
-    fn start(run: &str, rank: usize, deadline_ms: u64) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "rank_process", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(ROLE, format!("{run} {rank} {deadline_ms}"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, lines }
-    }
-
-    /// The rest of the next line that begins with a word.
-    fn expect(&mut self, word: &str) -> String {
-        let found = self.lines.by_ref().map(|l| l.unwrap()).find(|l| l.starts_with(word));
-        found.unwrap_or_else(|| panic!("the process ended before {word}"))[word.len()..].trim().to_owned()
-    }
-
-    fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
-    }
-}
-
-impl Drop for Rank {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Fault {
-    Kill,
-    Stop,
-}
-
 fn trial(fault: Fault, seed: u64) {
     let run = format!("fault-{}-{fault:?}-{seed}", std::process::id());
     let deadline_ms = if fault == Fault::Kill { 30_000 } else { 800 };
-    let mut ranks: Vec<Rank> = (0..RANKS).map(|rank| Rank::start(&run, rank, deadline_ms)).collect();
+    let mut ranks: Vec<Rank> =
+        (0..RANKS).map(|rank| Rank::start(&format!("{run} {rank} {deadline_ms}"))).collect();
     ranks.iter_mut().for_each(|rank| drop(rank.expect("READY")));
-    let victim = (rng::uniform(seed, 0) * RANKS as f64) as usize;
-    // Not waiting for a state: the moment is what is tried.
-    std::thread::sleep(Duration::from_micros((rng::uniform(seed, 1) * 40_000.0) as u64));
-    let signal =
-        if fault == Fault::Kill { rustix::process::Signal::KILL } else { rustix::process::Signal::STOP };
-    ranks[victim].signal(signal);
+    let victim = fault.strike(&ranks, seed, Duration::from_millis(40));
     let begun = Instant::now();
     let mut ends = Vec::new();
     for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
@@ -161,14 +107,10 @@ fn trial(fault: Fault, seed: u64) {
     let again: Vec<_> = survivors.map(|(_, process)| process.expect("AGAIN")).collect();
     assert!(again.iter().all(|d| *d == again[0]), "seed {seed}: {again:?}");
     if fault == Fault::Stop {
-        ranks[victim].signal(rustix::process::Signal::CONT);
+        ranks[victim].signal(Signal::CONT);
         let end = ranks[victim].expect("END");
         assert!(end.contains(" evicted "), "seed {seed}: {end}");
     }
-}
-
-fn trials(default: u64) -> u64 {
-    std::env::var("MUSTER_FAULT_TRIALS").map_or(default, |n| n.parse().unwrap())
 }
 
 #[test]

@@ -232,7 +232,7 @@ impl Failure {
     }
 
     fn decode(word: u64) -> Option<Self> {
-        (word & Self::THERE != 0).then(|| Self {
+        (word & Self::THERE != 0).then_some(Self {
             aborted: word & Self::ABORTED != 0,
             culprit: (word >> 48 & 0xff) as usize,
             operation: word & 0xffff_ffff_ffff,

@@ -17,7 +17,10 @@ use super::{Case, Options, Path, network};
 /// Measures every case and writes a line for each.
 pub fn run(options: &Options, run: &str) -> Result<()> {
     let me = options.rank.unwrap_or(0);
-    pin(options, me);
+    // A communicator has a thread of its own, which the system places better.
+    if !options.paths.iter().any(|p| matches!(p, Path::Tcp | Path::TcpInPlace)) {
+        pin(options, me);
+    }
     let half = largest(options).next_multiple_of(4096);
     let base = ShmOptions::new(run, 1, me, options.ranks);
     let mut group = ShmGroup::join(ShmOptions { arena_bytes: 2 * half, ..base })?;

@@ -34,9 +34,9 @@ pub(super) struct Least;
 impl Combine for Least {
     #[inline(always)]
     fn combine<A: Accumulator>(a: A, b: A) -> A {
-        // Written so that a NaN on either side wins: every comparison with one is false.
+        // Every comparison with a NaN is false: a second one wins here, a first one below.
         let less = if a < b { a } else { b };
-        if a == a { less } else { a }
+        if a.is_nan() { a } else { less }
     }
 }
 
@@ -46,7 +46,7 @@ impl Combine for Greatest {
     #[inline(always)]
     fn combine<A: Accumulator>(a: A, b: A) -> A {
         let more = if a > b { a } else { b };
-        if a == a { more } else { a }
+        if a.is_nan() { a } else { more }
     }
 }
 
