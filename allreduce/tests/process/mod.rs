@@ -27,7 +27,18 @@ pub struct Rank {
 impl Rank {
     /// Starts a rank that knows these words.
     pub fn start(role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::spawn(Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    /// Starts a rank in a network namespace.
+    pub fn start_in(namespace: &str, role: &str) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
+        Self::spawn(command, role)
+    }
+
+    fn spawn(mut command: Command, role: &str) -> Self {
+        let mut child = command
             .args(["--exact", "rank_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .stdin(Stdio::piped())

@@ -14,6 +14,7 @@
 
 mod number;
 mod pass;
+mod stores;
 mod tree;
 
 use std::marker::PhantomData;
@@ -71,15 +72,15 @@ impl Divide {
 /// # Safety
 /// `from` and `to` hold `len` elements each and do not overlap; until this returns nobody else uses `to`, and nobody
 /// writes `from`.
-pub unsafe fn copy_raw<T: bytemuck::Pod>(from: *const T, to: *mut T, len: usize, stores: Stores) {
+pub unsafe fn copy_raw<T: bytemuck::Pod>(from: *const T, to: *mut T, len: usize, how: Stores) {
     let bytes = len * size_of::<T>();
     // SAFETY: the caller's promise.
     unsafe {
-        match stores {
-            Stores::Cached => pass::copy(from.cast(), to.cast(), bytes),
+        match how {
+            Stores::Cached => stores::copy(from.cast(), to.cast(), bytes),
             Stores::Streaming => {
-                pass::stream(from.cast(), to.cast(), bytes);
-                pass::fence();
+                stores::stream(from.cast(), to.cast(), bytes);
+                stores::fence();
             }
         }
     }
