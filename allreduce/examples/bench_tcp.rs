@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use muster_allreduce::{CommOptions, Communicator, CostModel, Key, Listener, Member, Membership, OpOptions, Security};
+use muster_allreduce::{
+    CommOptions, Communicator, CostModel, Key, Listener, Member, Membership, OpOptions, Security,
+};
 use muster_proto::{Generation, Rank};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +39,12 @@ fn rank(me: u32, ports: &str, sizes: &[String]) -> Result<(), Box<dyn std::error
     let membership = Membership::new("bench", Generation(1), members, CostModel::default())?;
     let listener = Listener::bind(([127, 0, 0, 1], ports[me as usize]).into())?;
     let key = Key::new(b"only for this machine").ok_or("key")?;
-    let c = Communicator::new(membership, Rank(me), Some(listener), CommOptions::new(Security::PreSharedKey(key)))?;
+    let c = Communicator::new(
+        membership,
+        Rank(me),
+        Some(listener),
+        CommOptions::new(Security::PreSharedKey(key)),
+    )?;
     for size in sizes {
         let bytes: usize = size.parse()?;
         let mut buffer = vec![1.0_f32; bytes / 4];
@@ -54,7 +61,10 @@ fn rank(me: u32, ports: &str, sizes: &[String]) -> Result<(), Box<dyn std::error
             // Everybody stops after the same number of operations.
             let late = start.elapsed() > Duration::from_millis(1500) || i > 20_000;
             if i % 8 == 7 {
-                let stop = c.all_reduce(vec![i32::from(late)], &OpOptions::sum("stop")).wait().map_err(|f| f.error)?;
+                let stop = c
+                    .all_reduce(vec![i32::from(late)], &OpOptions::sum("stop"))
+                    .wait()
+                    .map_err(|f| f.error)?;
                 if stop.buffers[0] > 0 {
                     break;
                 }

@@ -222,7 +222,9 @@ impl Error {
     pub fn culprit(&self) -> Option<Rank> {
         match self {
             Self::PeerLost { loss, .. } => Some(loss.peer),
-            Self::Stalled { peer, .. } | Self::Protocol { peer, .. } | Self::Aborted { peer, .. } => Some(*peer),
+            Self::Stalled { peer, .. } | Self::Protocol { peer, .. } | Self::Aborted { peer, .. } => {
+                Some(*peer)
+            }
             Self::Divergence { rank, .. } => Some(*rank),
             _ => None,
         }

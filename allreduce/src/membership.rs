@@ -76,7 +76,9 @@ pub struct Membership {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum MembershipError {
     /// No member, or more than a run may have.
-    #[error("a membership needs 1 to {MAX_RANKS} members on at most {MAX_NODES} nodes, got {members} on {nodes}")]
+    #[error(
+        "a membership needs 1 to {MAX_RANKS} members on at most {MAX_NODES} nodes, got {members} on {nodes}"
+    )]
     Size {
         /// How many members there are.
         members: usize,
@@ -132,7 +134,9 @@ impl MembershipError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Scattered { .. } => Some("sort the members with Membership::node_major first".into()),
-            Self::DuplicateId { .. } => Some("give each process its own id, e.g. pod name and NUMA node".into()),
+            Self::DuplicateId { .. } => {
+                Some("give each process its own id, e.g. pod name and NUMA node".into())
+            }
             Self::Cost { .. } => Some("repeat the probe, or use CostModel::default()".into()),
             _ => None,
         }

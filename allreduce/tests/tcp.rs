@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use muster_allreduce::plan::Algorithm;
 use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security, Timeouts, Wire,
+    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
+    Timeouts, Wire,
 };
 use muster_proto::{Generation, Rank};
 
@@ -19,7 +20,8 @@ fn options() -> CommOptions {
 
 /// One communicator per rank, each in its thread; returns what they return, in rank order.
 fn world<R: Send>(n: usize, options: &CommOptions, f: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-    let listeners: Vec<Listener> = (0..n).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+    let listeners: Vec<Listener> =
+        (0..n).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
     let member = |(i, l): (usize, &Listener)| Member {
         id: i.to_string(),
         node: "here".into(),
@@ -66,7 +68,10 @@ fn every_algorithm_reduces_over_sockets() {
         for (algorithm, values) in &results[0] {
             for (i, value) in values.iter().enumerate().step_by(997) {
                 let mean = (0..n as u32).map(|r| numbers(r, i + 1)[i] as f64).sum::<f64>() / n as f64;
-                assert!((f64::from(*value) - mean).abs() < 1e-3 * mean.abs().max(1.0), "{algorithm:?} {i}: {value} {mean}");
+                assert!(
+                    (f64::from(*value) - mean).abs() < 1e-3 * mean.abs().max(1.0),
+                    "{algorithm:?} {i}: {value} {mean}"
+                );
             }
         }
     }
@@ -77,7 +82,10 @@ fn many_operations_run_beside_each_other() {
     world(3, &options(), |c| {
         let post = |i: usize| {
             let wire = if i % 2 == 0 { Wire::Bf16 } else { Wire::AsStored };
-            c.all_reduce(vec![1.0_f32; 5000 * (i % 7)], &OpOptions { wire, ..OpOptions::sum(&format!("bucket {i}")) })
+            c.all_reduce(
+                vec![1.0_f32; 5000 * (i % 7)],
+                &OpOptions { wire, ..OpOptions::sum(&format!("bucket {i}")) },
+            )
         };
         let handles: Vec<_> = (0..50).map(post).collect();
         drop(c.barrier("dropped"));
@@ -155,7 +163,8 @@ fn an_abort_needs_nobody_and_reaches_everybody() {
 fn bad_arguments_are_typed_errors_and_break_nothing() {
     world(2, &options(), |c| {
         let counts = [1_u64];
-        let bad = c.all_gather(vec![1.0_f32], vec![0.0_f32; 2], &counts, &OpOptions::sum("x")).wait().unwrap_err();
+        let bad =
+            c.all_gather(vec![1.0_f32], vec![0.0_f32; 2], &counts, &OpOptions::sum("x")).wait().unwrap_err();
         assert!(matches!(bad.error, Error::Length { .. }), "{}", bad.error);
         let bad = c.broadcast(Rank(9), vec![1.0_f32], &OpOptions::sum("x")).wait().unwrap_err();
         assert!(matches!(bad.error, Error::NoSuchRank { .. }), "{}", bad.error);

@@ -153,7 +153,12 @@ impl Communicator {
     }
 
     /// Leaves the root's elements in everybody's buffer.
-    pub fn broadcast<T: Element, B: Buffer<T>>(&self, root: Rank, buffer: B, options: &OpOptions) -> Handle<B> {
+    pub fn broadcast<T: Element, B: Buffer<T>>(
+        &self,
+        root: Rank,
+        buffer: B,
+        options: &OpOptions,
+    ) -> Handle<B> {
         let kind = Kind::Broadcast { count: buffer.as_ref().len() as u64, root: root.0 as usize };
         if root == self.me {
             return self.post::<T, B>(kind, wrap::<T, B>(buffer), None, options, |input, _| unwrap(input));

@@ -33,7 +33,8 @@ impl CommOptions {
             return Err(Error::Config { name: "streams", problem });
         }
         if self.spin > Duration::from_millis(1) {
-            let problem = format!("{:?} of spinning would starve the cores that compute; 1 ms at most", self.spin);
+            let problem =
+                format!("{:?} of spinning would starve the cores that compute; 1 ms at most", self.spin);
             return Err(Error::Config { name: "spin", problem });
         }
         Ok(())

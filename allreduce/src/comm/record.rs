@@ -45,7 +45,10 @@ impl Recorder {
         let line = |r: &Record| {
             let result = r.error.as_deref().unwrap_or("done");
             let took = r.ended.saturating_sub(r.posted);
-            format!("operation {} {:?}, {} bytes, posted at {:?}, {took:?}: {result}", r.sequence, r.name, r.bytes, r.posted)
+            format!(
+                "operation {} {:?}, {} bytes, posted at {:?}, {took:?}: {result}",
+                r.sequence, r.name, r.bytes, r.posted
+            )
         };
         records.iter().skip(records.len().saturating_sub(most)).map(line).collect()
     }

@@ -24,7 +24,10 @@ impl Engine {
         self.now = now;
         let me = self.me;
         if !self.ops.is_empty() {
-            return self.fail(Error::Aborted { peer: me, reason: "it was closed while operations were under way".into() });
+            return self.fail(Error::Aborted {
+                peer: me,
+                reason: "it was closed while operations were under way".into(),
+            });
         }
         for peer in (0..self.links.len() as u32).map(Rank) {
             if self.links[peer.0 as usize].streams > 0 {
@@ -46,6 +49,7 @@ impl Engine {
     }
 
     pub(super) fn fail_quietly(&mut self, error: Error) {
+        self.stuck = self.waiting();
         self.failed = Some(error.clone());
         self.links.iter_mut().for_each(Link::clear);
         for (_, op) in std::mem::take(&mut self.ops) {
@@ -64,7 +68,9 @@ impl Engine {
 fn encode(me: Rank, error: &Error) -> Vec<u8> {
     let age = |silent: &Option<Duration>| silent.map_or(u64::MAX, |s| s.as_millis() as u64);
     let (tag, a, b, number, texts) = match error {
-        Error::PeerLost { me, loss } => (1, *me, loss.peer, age(&loss.silent), [loss.cause.clone(), address(loss.address)]),
+        Error::PeerLost { me, loss } => {
+            (1, *me, loss.peer, age(&loss.silent), [loss.cause.clone(), address(loss.address)])
+        }
         Error::Mismatch { me, peer, operation, mine, theirs } => {
             (2, *me, *peer, *operation, [mine.clone(), theirs.clone()])
         }

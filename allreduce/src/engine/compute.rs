@@ -51,5 +51,6 @@ pub(super) fn convert(isa: Isa, from: NumberType, to: NumberType, source: &[u8],
         return out.copy_from_slice(source);
     }
     let parts = [Some(source)];
-    Job { isa, op: ReduceOp::Max, nodes: &[1], parts: &parts, weights: &[1.0], divisor: None }.run(from, to, out);
+    Job { isa, op: ReduceOp::Max, nodes: &[1], parts: &parts, weights: &[1.0], divisor: None }
+        .run(from, to, out);
 }

@@ -47,7 +47,9 @@ impl Post {
             Kind::AllReduce { count, .. } => format!("all_reduce of {count}"),
             Kind::ReduceScatter { counts } => format!("reduce_scatter of {counts:?}"),
             Kind::AllGather { counts } => format!("all_gather of {counts:?}"),
-            Kind::Broadcast { count, root } => format!("broadcast of {count} from {}", self.group.rank(*root)),
+            Kind::Broadcast { count, root } => {
+                format!("broadcast of {count} from {}", self.group.rank(*root))
+            }
             Kind::Transfer { count } => format!("transfer of {count}"),
         };
         let operation = if self.reduces() { self.operation.name() } else { "copy" };
@@ -191,13 +193,18 @@ impl Engine {
             return Err(Error::Busy { limit: MAX_OPERATIONS });
         }
         self.check_ranks(post)?;
-        let unsupported = |what, dtype: DataType, why| Err(Error::Unsupported { what, dtype: dtype.name(), why });
+        let unsupported =
+            |what, dtype: DataType, why| Err(Error::Unsupported { what, dtype: dtype.name(), why });
         if post.reduces() && post.dtype.is_integer() {
             if post.operation == Operation::Mean {
                 return unsupported("a mean", post.dtype, "it would have to be rounded");
             }
             if post.weight != 0.0 && post.weight != 1.0 {
-                return unsupported("a weight other than 0 or 1", post.dtype, "products would have to be rounded");
+                return unsupported(
+                    "a weight other than 0 or 1",
+                    post.dtype,
+                    "products would have to be rounded",
+                );
             }
         }
         if post.wire != post.dtype && (post.dtype, post.wire) != (DataType::F32, DataType::Bf16) {
@@ -236,7 +243,11 @@ impl Engine {
                 Err(Error::NoSuchRank { rank: Rank(*root as u32), world_size: n })
             }
             Kind::ReduceScatter { counts } | Kind::AllGather { counts } if counts.len() != n => {
-                Err(Error::Length { what: "the list of counts", expected: n as u64, got: counts.len() as u64 })
+                Err(Error::Length {
+                    what: "the list of counts",
+                    expected: n as u64,
+                    got: counts.len() as u64,
+                })
             }
             Kind::Transfer { .. } if n != 2 || post.group.rank(0) == post.group.rank(1) => {
                 let problem = "a rank can't send to itself".to_owned();

@@ -212,7 +212,12 @@ impl Engine {
             payload_crc: checksum(payload),
             ..self.header(FrameKind::Data, Some(key), &[])
         };
-        Some(Outgoing { header: header.encode(), len: payload.len(), body: Body::Kept, send: Some((key, task)) })
+        Some(Outgoing {
+            header: header.encode(),
+            len: payload.len(),
+            body: Body::Kept,
+            send: Some((key, task)),
+        })
     }
 
     fn repeat_retired(&mut self, peer: Rank, has: &HashMap<OpKey, Has>) {
@@ -221,7 +226,8 @@ impl Engine {
         for (key, retired) in &self.retired {
             let Some((_, messages)) = retired.to.iter().find(|(rank, _)| *rank == peer) else { continue };
             let entry = has.get(key);
-            let base = Header { fingerprint: retired.fingerprint, ..self.header(FrameKind::Start, Some(*key), &[]) };
+            let base =
+                Header { fingerprint: retired.fingerprint, ..self.header(FrameKind::Start, Some(*key), &[]) };
             if !entry.is_some_and(|e| e.started) {
                 frames.push((base, retired.description.clone().into_bytes()));
             }

@@ -76,7 +76,8 @@ pub fn resolve(reports: &[Report], policy: Policy) -> BTreeMap<u64, Resolution> 
     let mut known: BTreeMap<u64, Vec<(Rank, Option<&Holding>)>> = BTreeMap::new();
     for sequence in reports.iter().flat_map(|r| r.operations.iter().map(|o| o.sequence)) {
         known.entry(sequence).or_insert_with(|| {
-            let of = |r: &'_ Report| -> Option<usize> { r.operations.iter().position(|o| o.sequence == sequence) };
+            let of =
+                |r: &'_ Report| -> Option<usize> { r.operations.iter().position(|o| o.sequence == sequence) };
             reports.iter().map(|r| (r.rank, of(r).map(|i| &r.operations[i].holding))).collect()
         });
     }
@@ -173,7 +174,8 @@ mod tests {
 
     #[test]
     fn an_operation_is_completed_if_survivors_hold_all_of_it() {
-        let reports = [report(0, &[(4, &[0..60], true, false)]), report(2, &[(4, &[0..20, 50..100], true, false)])];
+        let reports =
+            [report(0, &[(4, &[0..60], true, false)]), report(2, &[(4, &[0..20, 50..100], true, false)])];
         let resolved = resolve(&reports, Policy::Uniform);
         let holders = vec![(0..60, Rank(0)), (60..100, Rank(2))];
         assert_eq!(resolved[&4], Resolution::Complete { holders });

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use muster_proto::Rank;
 
+use super::Engine;
 use super::link::{EAGER_BYTES, Outgoing};
 use super::op::{Body, Env, OpKey};
-use super::Engine;
 use crate::frame::{FrameKind, Header, checksum};
 use crate::plan::TaskId;
 

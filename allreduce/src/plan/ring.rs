@@ -98,7 +98,13 @@ fn gather(b: &mut Builder<'_>, cut: &Cut, reduced: &[u32], base: Option<u64>) {
                 _ => Place::Output(s.start),
             };
             let ready: Vec<u32> = arrived.get(k).copied().into_iter().collect();
-            b.send(right, (place, Repr::Data), s.end - s.start, u64::from(u32::MAX / 2) + step as u64, &ready);
+            b.send(
+                right,
+                (place, Repr::Data),
+                s.end - s.start,
+                u64::from(u32::MAX / 2) + step as u64,
+                &ready,
+            );
         }
         let next = (me + 2 * n - 1 - step) % n;
         arrived.clear();

@@ -27,7 +27,13 @@ pub struct Choice {
 /// Chooses for an operation of a group; a pure function of its arguments, so every rank chooses the same.
 ///
 /// `element_bytes` and `partial_bytes` are sizes on the wire.
-pub fn select(kind: &Kind, group: &Group, element_bytes: u64, partial_bytes: u64, costs: &CostModel) -> Choice {
+pub fn select(
+    kind: &Kind,
+    group: &Group,
+    element_bytes: u64,
+    partial_bytes: u64,
+    costs: &CostModel,
+) -> Choice {
     let n = group.len() as u64;
     let widen = |count: u64| count.saturating_mul(element_bytes);
     let link = if group.nodes().len() > 1 { &costs.between_nodes } else { &costs.within_node };
@@ -41,7 +47,8 @@ pub fn select(kind: &Kind, group: &Group, element_bytes: u64, partial_bytes: u64
         }
         Kind::Broadcast { count, .. } | Kind::Transfer { count } => (widen(*count), widen(*count)),
     };
-    let tuning = Tuning { segment_bytes: segment_bytes(share, link.overhead_us, link.beta_ns), ..Tuning::default() };
+    let tuning =
+        Tuning { segment_bytes: segment_bytes(share, link.overhead_us, link.beta_ns), ..Tuning::default() };
     let (algorithm, why) = match kind {
         _ if n == 1 => (Algorithm::OneShot, "one rank has nobody to talk to".to_owned()),
         Kind::AllReduce { count, .. } => {

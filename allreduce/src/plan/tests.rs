@@ -161,7 +161,11 @@ fn run(kind: &Kind, algorithm: Algorithm, nodes: &[usize], seed: u64) -> Vec<Run
         let missing = r.received.iter().flatten().filter(|got| !**got).count();
         assert_eq!(missing, 0, "{algorithm:?} {kind:?} {nodes:?}: rank {me} misses messages");
         assert!(r.waits.iter().all(|w| *w == 0), "{algorithm:?} {kind:?} {nodes:?}: rank {me} is stuck");
-        assert!(r.writes.iter().all(|w| *w == 1), "{algorithm:?} {kind:?} {nodes:?}: rank {me}: {:?}", r.writes);
+        assert!(
+            r.writes.iter().all(|w| *w == 1),
+            "{algorithm:?} {kind:?} {nodes:?}: rank {me}: {:?}",
+            r.writes
+        );
     }
     runners
 }
@@ -191,7 +195,8 @@ fn every_algorithm_reduces_in_the_canonical_order() {
                 for (me, r) in run(&kind, algorithm, &nodes, count + 1).iter().enumerate() {
                     for cell in &r.output {
                         if algorithm == Algorithm::Ring {
-                            let mut ranks: Vec<&str> = cell.split(['(', ')', ' ']).filter(|s| !s.is_empty()).collect();
+                            let mut ranks: Vec<&str> =
+                                cell.split(['(', ')', ' ']).filter(|s| !s.is_empty()).collect();
                             ranks.sort_unstable();
                             assert_eq!(ranks.len(), n, "{nodes:?} rank {me}: {cell}");
                             ranks.dedup();
@@ -214,9 +219,8 @@ fn shards_of_any_size_are_scattered_and_gathered() {
                 let counts: Vec<u64> = (0..n as u64).map(|i| (i * 37 + seed * 11) % 90 * (i % 3)).collect();
                 let total: u64 = counts.iter().sum();
                 let gathered = run(&Kind::AllGather { counts: counts.clone() }, algorithm, &[n], seed);
-                let expected: Cells = (0..n)
-                    .flat_map(|r| std::iter::repeat_n(r.to_string(), counts[r] as usize))
-                    .collect();
+                let expected: Cells =
+                    (0..n).flat_map(|r| std::iter::repeat_n(r.to_string(), counts[r] as usize)).collect();
                 assert!(gathered.iter().all(|r| r.output == expected), "{algorithm:?} {counts:?}");
                 let scattered = run(&Kind::ReduceScatter { counts: counts.clone() }, algorithm, &[n], seed);
                 let lens: u64 = scattered.iter().map(|r| r.output.len() as u64).sum();
@@ -238,7 +242,11 @@ fn a_broadcast_reaches_everybody_from_every_root() {
                 for count in [0, 1, 200] {
                     let kind = Kind::Broadcast { count, root };
                     for r in run(&kind, algorithm, &[n], count + root as u64) {
-                        assert_eq!(r.output, vec![root.to_string(); count as usize], "{algorithm:?} {n} {root}");
+                        assert_eq!(
+                            r.output,
+                            vec![root.to_string(); count as usize],
+                            "{algorithm:?} {n} {root}"
+                        );
                     }
                 }
             }

@@ -38,14 +38,23 @@ fn check_safety(world: &World, loads: &[Load], seed: u64) {
             let load = &loads[key.sequence as usize];
             if ended.result.is_ok() {
                 let output = ended.output.as_ref().unwrap_or(&ended.input).bytes();
-                assert!(output == load.expected()[r], "seed {seed}: rank {r} committed other bits for {load:?}");
+                assert!(
+                    output == load.expected()[r],
+                    "seed {seed}: rank {r} committed other bits for {load:?}"
+                );
             }
             if ended.output.is_some() {
-                assert!(ended.input.bytes() == load.input(r), "seed {seed}: rank {r} lost its input of {load:?}");
+                assert!(
+                    ended.input.bytes() == load.input(r),
+                    "seed {seed}: rank {r} lost its input of {load:?}"
+                );
                 let (output, size) = (ended.output.as_ref().unwrap().bytes(), load.dtype.bytes());
                 for range in &ended.held {
                     let range = range.start as usize * size..range.end as usize * size;
-                    assert!(output[range.clone()] == load.expected()[r][range], "seed {seed}: rank {r} holds wrong bits");
+                    assert!(
+                        output[range.clone()] == load.expected()[r][range],
+                        "seed {seed}: rank {r} holds wrong bits"
+                    );
                 }
             }
         }
@@ -55,7 +64,12 @@ fn check_safety(world: &World, loads: &[Load], seed: u64) {
 fn assert_all_done(world: &World, seed: u64) {
     for (r, node) in world.nodes.iter().enumerate() {
         assert!(node.failed.is_none(), "seed {seed}: rank {r} failed: {:?}", node.failed);
-        assert!(node.posts.is_empty() && node.ended.len() == node.keys.len(), "seed {seed}: rank {r} hangs: {:?} {:?}", node.engine.waiting(), world.streams());
+        assert!(
+            node.posts.is_empty() && node.ended.len() == node.keys.len(),
+            "seed {seed}: rank {r} hangs: {:?} {:?}",
+            node.engine.waiting(),
+            world.streams()
+        );
     }
 }
 
@@ -123,7 +137,9 @@ fn survivors_of_a_crash_name_the_lost_rank_at_once() {
 fn never_met(world: &World, _: usize) -> bool {
     let dead: Vec<usize> = (0..world.nodes.len()).filter(|r| world.nodes[*r].crashed).collect();
     world.nodes.iter().enumerate().filter(|(r, n)| !n.crashed && n.failed.is_none() && !dead.contains(r)).any(
-        |(r, _)| !dead.iter().all(|d| world.streams.iter().any(|s| s.ends.contains(&r) && s.ends.contains(d))),
+        |(r, _)| {
+            !dead.iter().all(|d| world.streams.iter().any(|s| s.ends.contains(&r) && s.ends.contains(d)))
+        },
     )
 }
 
@@ -138,7 +154,13 @@ fn nobody_waits_longer_than_the_budget_for_a_rank_that_stopped() {
         check_safety(&world, &loads, seed);
         for (r, node) in world.nodes.iter().enumerate().filter(|(r, _)| *r != stopped) {
             let all_done = node.posts.is_empty() && node.ended.len() == node.keys.len();
-            assert!(all_done, "seed {seed}: rank {r} hangs: {:?} {:?} {}", node.engine.waiting(), world.streams(), stopped);
+            assert!(
+                all_done,
+                "seed {seed}: rank {r} hangs: {:?} {:?} {}",
+                node.engine.waiting(),
+                world.streams(),
+                stopped
+            );
             if let Some(error) = &node.failed {
                 assert_eq!(error.culprit().unwrap().0 as usize, stopped, "seed {seed}: rank {r}: {error}");
             }

@@ -12,8 +12,22 @@ use crate::timeouts::Timeouts;
 const SIZES: [u64; 14] = [0, 1, 2, 3, 15, 16, 17, 31, 33, 1000, 16_383, 16_385, 33_001, 70_003];
 
 fn world_of(rng: &mut Rng) -> Vec<usize> {
-    let worlds: [&[usize]; 14] =
-        [&[1], &[2], &[3], &[4], &[5], &[6], &[7], &[8], &[9], &[1, 1], &[2, 2], &[2, 1], &[2, 2, 2], &[3, 3]];
+    let worlds: [&[usize]; 14] = [
+        &[1],
+        &[2],
+        &[3],
+        &[4],
+        &[5],
+        &[6],
+        &[7],
+        &[8],
+        &[9],
+        &[1, 1],
+        &[2, 2],
+        &[2, 1],
+        &[2, 2, 2],
+        &[3, 3],
+    ];
     worlds[rng.below(worlds.len() as u64) as usize].to_vec()
 }
 
@@ -82,7 +96,10 @@ fn check(nodes: &[usize], loads: &[Load], seed: u64) {
             let output = ended.output.as_ref().unwrap_or(&ended.input).bytes();
             let expected = &load.expected()[r];
             let differs = output.iter().zip(expected).position(|(a, b)| a != b);
-            assert!(differs.is_none() && output.len() == expected.len(), "seed {seed} {load:?}: rank {r} byte {differs:?}");
+            assert!(
+                differs.is_none() && output.len() == expected.len(),
+                "seed {seed} {load:?}: rank {r} byte {differs:?}"
+            );
             if ended.output.is_some() {
                 assert_eq!(ended.input.bytes(), load.input(r), "seed {seed} {load:?}: the input was written");
             }

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 
 use super::{Rng, oracle};
 use crate::element::{DataType, Operation};
-use crate::engine::{Post, Scope};
 use crate::engine::memory::Memory;
+use crate::engine::{Post, Scope};
 use crate::plan::{Algorithm, Group, Kind};
 
 /// Bytes as a buffer; eight-byte numbers keep it aligned for every type.
@@ -68,7 +68,13 @@ impl Load {
             Kind::AllReduce { count, .. } => *count,
             Kind::ReduceScatter { counts } => counts.iter().sum(),
             Kind::AllGather { counts } => counts[rank],
-            Kind::Broadcast { count, root } => if *root == rank { *count } else { 0 },
+            Kind::Broadcast { count, root } => {
+                if *root == rank {
+                    *count
+                } else {
+                    0
+                }
+            }
             Kind::Transfer { .. } => 0,
         };
         let mut rng = Rng(self.seed ^ (rank as u64) << 32);
@@ -98,7 +104,9 @@ impl Load {
     fn output_len(&self, rank: usize) -> Option<u64> {
         match &self.kind {
             Kind::AllReduce { in_place: true, .. } => None,
-            Kind::AllReduce { count, .. } | Kind::Broadcast { count, .. } | Kind::Transfer { count } => Some(*count),
+            Kind::AllReduce { count, .. } | Kind::Broadcast { count, .. } | Kind::Transfer { count } => {
+                Some(*count)
+            }
             Kind::ReduceScatter { counts } => Some(counts[rank]),
             Kind::AllGather { counts } => Some(counts.iter().sum()),
         }

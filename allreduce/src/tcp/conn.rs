@@ -14,7 +14,12 @@ const BUFFER_BYTES: usize = 512;
 
 pub(super) enum Conn {
     /// Dialled, not yet connected.
-    Opening { socket: TcpStream, peer: Rank, address: SocketAddr, deadline: Duration },
+    Opening {
+        socket: TcpStream,
+        peer: Rank,
+        address: SocketAddr,
+        deadline: Duration,
+    },
     Shaking(Shaking),
     Open(Box<Stream>),
 }

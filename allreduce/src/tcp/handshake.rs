@@ -177,31 +177,41 @@ impl Handshake {
     pub fn advance(&mut self, identity: &Identity, bytes: &[u8]) -> (usize, Step) {
         let Some(message) = bytes.get(..self.needs()) else {
             // The first bytes tell a stranger already.
-            let strange = matches!(self.state, State::WaitHello) && !MAGIC.starts_with(&bytes[..bytes.len().min(8)]);
+            let strange =
+                matches!(self.state, State::WaitHello) && !MAGIC.starts_with(&bytes[..bytes.len().min(8)]);
             return (0, if strange { Step::Refuse("it speaks another protocol") } else { Step::Wait });
         };
         let step = match self.state {
             State::WaitHello => self.hello(identity, message),
             State::WaitReply(peer) => self.reply(identity, peer, message),
             State::WaitConfirm(peer) => {
-                if identity.holds(b"dial", self, message) { Step::Done(peer) } else { Step::Refuse("its key is wrong") }
+                if identity.holds(b"dial", self, message) {
+                    Step::Done(peer)
+                } else {
+                    Step::Refuse("its key is wrong")
+                }
             }
         };
         (message.len(), step)
     }
 
     fn hello(&mut self, identity: &Identity, message: &[u8]) -> Step {
-        let word = |at: usize| u32::from_le_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
+        let word =
+            |at: usize| u32::from_le_bytes([message[at], message[at + 1], message[at + 2], message[at + 3]]);
         let generation = u64::from(word(18)) | u64::from(word(22)) << 32;
         let (from, to) = (Rank(word(10)), Rank(word(14)));
         self.hello.copy_from_slice(message);
         let problem = match () {
             () if &message[..8] != MAGIC => "it speaks another protocol",
-            () if message[8] != u8::from(identity.key.is_some()) => "one side has a key and the other has none",
+            () if message[8] != u8::from(identity.key.is_some()) => {
+                "one side has a key and the other has none"
+            }
             () if message[26..58] != identity.run => "it belongs to another run",
             () if generation != identity.generation.0 => "it belongs to another generation",
             () if to != identity.me => "it looks for another rank",
-            () if from == identity.me || from.0 as usize >= identity.world_size => "its rank is no other member",
+            () if from == identity.me || from.0 as usize >= identity.world_size => {
+                "its rank is no other member"
+            }
             () => {
                 let Some(nonce) = nonce() else { return Step::Refuse("the system has no random numbers") };
                 self.reply_nonce = nonce;

@@ -5,6 +5,7 @@
 //! woken. Whoever holds the lock drives.
 
 mod conn;
+mod connect;
 mod core;
 mod dial;
 mod handshake;
@@ -164,7 +165,8 @@ impl Shared {
         // Spinning ranks that share a core only keep each other from working.
         let spin = if local <= cpus { options.spin } else { Duration::ZERO };
         let name = format!("muster-comm-{}", engine.me().0);
-        let core = Core::new(engine, listener.map(|l| l.0), options, &sockets).map_err(|e| failed("register", e))?;
+        let core =
+            Core::new(engine, listener.map(|l| l.0), options, &sockets).map_err(|e| failed("register", e))?;
         let shared = Arc::new(Self {
             core: Mutex::new(core),
             inbox: Mutex::new(VecDeque::new()),
@@ -194,7 +196,10 @@ impl Shared {
     }
 
     /// Has the driver do something and waits for its answer.
-    pub fn ask<T: Send + 'static>(&self, question: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
+    pub fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> Option<T> {
         let (answer, answers) = std::sync::mpsc::sync_channel(1);
         self.command(move |core| {
             // Nobody listens any more if the asking thread is gone.
@@ -215,7 +220,7 @@ impl Shared {
             core.now = self.now();
             core.post(post, slot);
             core.flush();
-            let deadline = core.deadline();
+            let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
             drop(core);
             return self.wake_for(deadline);
         }
@@ -240,7 +245,7 @@ impl Shared {
             self.set_gate(epoll::EventFlags::empty());
             self.drive(&mut core, |_| slot.is_ended());
             self.set_gate(epoll::EventFlags::IN);
-            let deadline = core.deadline();
+            let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
             drop(core);
             self.wake_for(deadline);
         }
