@@ -34,6 +34,8 @@ pub mod frame;
 mod membership;
 pub mod order;
 pub mod plan;
+#[allow(unsafe_code, reason = "memory that processes share")]
+pub mod shm;
 #[cfg(test)]
 mod sim;
 mod tcp;

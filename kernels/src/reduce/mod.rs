@@ -66,12 +66,23 @@ impl Divide {
     }
 }
 
-/// What the mean of contributions with these weights is divided by: their sum, or nothing if all are 0.
+/// Copies elements, bit by bit, for readers on another core.
 ///
-/// Added in f64 in rank order, so that every rank has the same bits.
-pub fn divisor(weights: &[f32]) -> Option<f32> {
-    let sum: f64 = weights.iter().map(|&w| f64::from(w)).sum();
-    (sum != 0.0).then_some(sum as f32)
+/// # Safety
+/// `from` and `to` hold `len` elements each and do not overlap; until this returns nobody else uses `to`, and nobody
+/// writes `from`.
+pub unsafe fn copy_raw<T: bytemuck::Pod>(from: *const T, to: *mut T, len: usize, stores: Stores) {
+    let bytes = len * size_of::<T>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match stores {
+            Stores::Cached => pass::copy(from.cast(), to.cast(), bytes),
+            Stores::Streaming => {
+                pass::stream(from.cast(), to.cast(), bytes);
+                pass::fence();
+            }
+        }
+    }
 }
 
 /// A reduction that is applied to one range after the other.

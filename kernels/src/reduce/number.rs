@@ -72,6 +72,8 @@ pub trait Accumulator: bytemuck::Pod + PartialOrd + Send + Sync + std::fmt::Debu
     fn times(self, inverse: f32) -> Self;
     /// Quotient; for integers the number itself.
     fn over(self, divisor: f32) -> Self;
+    /// Whether it is not a number; integers always are.
+    fn is_nan(self) -> bool;
     /// The number itself, or the one quiet NaN that results hold: which operand's payload a sum of two NaN keeps
     /// depends on the order of registers.
     fn canonical(self) -> Self;
@@ -100,8 +102,12 @@ macro_rules! float {
                 self / $from(divisor)
             }
             #[inline(always)]
+            fn is_nan(self) -> bool {
+                $t::is_nan(self)
+            }
+            #[inline(always)]
             fn canonical(self) -> Self {
-                if self.is_nan() { $t::NAN } else { self }
+                if $t::is_nan(self) { $t::NAN } else { self }
             }
         }
     };
@@ -130,6 +136,10 @@ macro_rules! integer {
             #[inline(always)]
             fn over(self, _: f32) -> Self {
                 self
+            }
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                false
             }
             #[inline(always)]
             fn canonical(self) -> Self {

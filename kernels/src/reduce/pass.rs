@@ -11,8 +11,8 @@ use super::tree::{Step, Tree};
 use super::{Divide, Stores};
 use crate::isa::{Kernel, Simd};
 
-/// Elements of a block: 2 KiB of f32. Few enough for some levels of the tree beside the inputs' lines in 32 KiB.
-pub(super) const BLOCK: usize = 512;
+/// Elements of a block: 4 KiB of f32. Long enough for the prefetchers of streams, short enough to stay in the nearest cache.
+pub(super) const BLOCK: usize = 1024;
 /// Blocks of the stack that need no allocation; enough for up to eight ranks.
 const SHALLOW: usize = 2;
 
@@ -34,9 +34,9 @@ pub(super) struct Least;
 impl Combine for Least {
     #[inline(always)]
     fn combine<A: Accumulator>(a: A, b: A) -> A {
-        // Written so that a NaN on either side wins: every comparison with one is false.
+        // Every comparison with a NaN is false: a second one wins here, a first one below.
         let less = if a < b { a } else { b };
-        if a == a { less } else { a }
+        if a.is_nan() { a } else { less }
     }
 }
 
@@ -46,7 +46,7 @@ impl Combine for Greatest {
     #[inline(always)]
     fn combine<A: Accumulator>(a: A, b: A) -> A {
         let more = if a > b { a } else { b };
-        if a == a { more } else { a }
+        if a.is_nan() { a } else { more }
     }
 }
 
@@ -165,6 +165,13 @@ where
     /// Reduces m pairs from element `at` on.
     #[inline(always)]
     fn pairs(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
+        match (&self.tree.steps[..], self.divide) {
+            (&[Step::Two(i, j)], Divide::No) => return self.few::<2, false>(at, m, [i, j], 1.0),
+            (&[Step::Two(i, j)], Divide::Times(f)) => return self.few::<2, true>(at, m, [i, j], f),
+            (&[Step::Four(all)], Divide::No) => return self.few::<4, false>(at, m, all, 1.0),
+            (&[Step::Four(all)], Divide::Times(f)) => return self.few::<4, true>(at, m, all, f),
+            _ => {}
+        }
         self.evaluate::<First<I>>(at, m, stack);
         let (firsts, rest) = stack.split_at_mut(BLOCK);
         self.evaluate::<Second<I>>(at, m, rest);
@@ -181,6 +188,36 @@ where
             }
         }
         self.spread(at, &staged[..m]);
+    }
+
+    /// Reduces m pairs of two or four contributions, which stay in registers.
+    #[inline(always)]
+    fn few<const K: usize, const SCALED: bool>(&self, at: usize, m: usize, which: [usize; K], factor: f32) {
+        // SAFETY: as in `evaluate`.
+        let word = |i: usize| unsafe { std::slice::from_raw_parts(self.inputs[i].add(at).cast::<Word>(), m) };
+        let words = which.map(word);
+        let weights = which.map(|i| if WEIGHTED { self.weights[i] } else { 1.0 });
+        // Never straight to the output: it may be an input, and then the loop would not be vector code.
+        let mut staged = [const { MaybeUninit::<Word>::uninit() }; BLOCK];
+        for (i, to) in staged[..m].iter_mut().enumerate() {
+            let mut firsts = [I::Acc::ZERO; K];
+            let mut seconds = firsts;
+            for k in 0..K {
+                let word = words[k][i].0;
+                firsts[k] = if WEIGHTED { I::first(word).weighted(weights[k]) } else { I::first(word) };
+                seconds[k] = if WEIGHTED { I::second(word).weighted(weights[k]) } else { I::second(word) };
+            }
+            let (first, second) = (balanced::<C, _, K>(firsts), balanced::<C, _, K>(seconds));
+            *to = MaybeUninit::new(Word(if SCALED {
+                O::pack(first.times(factor), second.times(factor))
+            } else {
+                O::pack(first, second)
+            }));
+        }
+        for &out in self.outs {
+            // SAFETY: outputs hold `len` elements; the stage is full, and our own memory.
+            unsafe { store(self.stores, staged.as_ptr().cast(), out.add(at).cast::<Word>(), m) };
+        }
     }
 
     /// Whether results go straight to the output, without a stage.
@@ -278,6 +315,12 @@ where
     }
 }
 
+/// Combines two or four numbers.
+#[inline(always)]
+fn balanced<C: Combine, A: Accumulator, const K: usize>(x: [A; K]) -> A {
+    if K == 2 { C::combine(x[0], x[1]) } else { C::combine(C::combine(x[0], x[1]), C::combine(x[2], x[3])) }
+}
+
 #[inline(always)]
 fn value<L: Load, const WEIGHTED: bool>(x: L, weight: f32) -> L::Acc
 where
@@ -297,6 +340,36 @@ fn filled<A>(stack: &mut [MaybeUninit<A>], i: usize, m: usize) -> &mut [A] {
     // SAFETY: steps come in the order of a stack machine and leave one block, so whatever is read was written, up to
     // the same m.
     unsafe { block(stack, i, m).assume_init_mut() }
+}
+
+/// Copies bytes with plain vector stores.
+///
+/// The C library copies more than some KiB with `rep movsb`, which leaves lines where another core has far to fetch
+/// them from.
+///
+/// # Safety
+/// As for [`store`].
+#[cfg(target_arch = "x86_64")]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128};
+    let body = bytes / 64 * 64;
+    // SAFETY: all of it lies inside both ranges. SSE2 is part of x86-64.
+    unsafe {
+        let (mut source, mut target) = (from, to);
+        let end = from.add(body);
+        while source < end {
+            let line = source.cast::<__m128i>();
+            let (a, b) = (_mm_loadu_si128(line), _mm_loadu_si128(line.add(1)));
+            let (c, d) = (_mm_loadu_si128(line.add(2)), _mm_loadu_si128(line.add(3)));
+            let line = target.cast::<__m128i>();
+            _mm_storeu_si128(line, a);
+            _mm_storeu_si128(line.add(1), b);
+            _mm_storeu_si128(line.add(2), c);
+            _mm_storeu_si128(line.add(3), d);
+            (source, target) = (source.add(64), target.add(64));
+        }
+        std::ptr::copy_nonoverlapping(source, target, bytes - body);
+    }
 }
 
 /// Copies m items.
@@ -319,7 +392,7 @@ unsafe fn store<T>(stores: Stores, from: *const T, to: *mut T, m: usize) {
 /// As for [`store`].
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     // Whole lines only: a line written in part past the caches costs several times a whole one.
     let head = to.align_offset(64).min(bytes);
@@ -347,17 +420,23 @@ unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
 
 /// Streaming stores are ordered with nothing else; whoever is told of the result must see it.
 #[cfg(target_arch = "x86_64")]
-fn fence() {
+pub(super) fn fence() {
     // SAFETY: part of x86-64.
     unsafe { std::arch::x86_64::_mm_sfence() }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
-unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
+pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn fence() {}
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn fence() {}

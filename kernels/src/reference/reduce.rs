@@ -57,11 +57,10 @@ fn tree<A: Accumulator>(op: ReduceOp, items: &[Option<A>]) -> Option<A> {
 
 fn join<A: Accumulator>(op: ReduceOp, a: Option<A>, b: Option<A>) -> Option<A> {
     let (Some(x), Some(y)) = (a, b) else { return a.or(b) };
-    let is_nan = |v: A| v.partial_cmp(&v).is_none();
     Some(match op {
         ReduceOp::Sum => x.plus(y),
-        _ if is_nan(x) => x,
-        _ if is_nan(y) => y,
+        _ if x.is_nan() => x,
+        _ if y.is_nan() => y,
         ReduceOp::Min => {
             if x < y {
                 x

@@ -1,7 +1,7 @@
 use bytemuck::{bytes_of, cast_slice};
 use half::{bf16, f16};
 use muster_kernels::isa::{self, Isa};
-use muster_kernels::reduce::{Number, ReduceOp, Reduction, Stores, Tree, divisor, reduce};
+use muster_kernels::reduce::{Number, ReduceOp, Reduction, Stores, Tree, reduce};
 use muster_kernels::{reference, rng};
 
 use crate::common::{LENGTHS, isas};
@@ -55,6 +55,10 @@ fn tame<T: Number>(number: T, r: f64) -> T {
         4 => bytemuck::pod_read_unaligned(bytes_of(&small)),
         _ => bytemuck::pod_read_unaligned(bytes_of(&((r - 0.5) * 8.0))),
     }
+}
+
+fn divisor(weights: &[f32]) -> Option<f32> {
+    Some(weights.iter().sum()).filter(|&sum| sum != 0.0)
 }
 
 struct Case<'a> {
