@@ -7,7 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-use muster_allreduce::{CommOptions, Communicator, CostModel, Key, Listener, Member, Membership, OpOptions, Security};
+use muster_allreduce::{
+    CommOptions, Communicator, CostModel, Key, Listener, Member, Membership, OpOptions, Security,
+};
 use muster_proto::{Generation, Rank};
 
 type Failure = Box<dyn std::error::Error>;

@@ -10,7 +10,7 @@
 //! * Everything that waits has a deadline, and all deadlines derive from two numbers ([`Timeouts`]).
 //! * Every queue, buffer and list that a peer can fill has a bound.
 //! * Nothing here decides who is a member, resolves a name, or reads a configuration.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
 pub use comm::{

@@ -1,11 +1,13 @@
 //! Whoever knocks at the port without the key costs a log line, and never holds up the ranks.
+#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of them")]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security, Timeouts,
+    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
+    Timeouts,
 };
 use muster_proto::{Generation, Rank};
 
@@ -17,7 +19,8 @@ fn options(key: &[u8]) -> CommOptions {
 const KEY: &[u8] = b"the key of this run";
 
 fn pair() -> (Vec<Listener>, Membership) {
-    let listeners: Vec<Listener> = (0..2).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
+    let listeners: Vec<Listener> =
+        (0..2).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
     let member = |(i, l): (usize, &Listener)| Member {
         id: i.to_string(),
         node: "here".into(),
@@ -47,7 +50,9 @@ fn strangers_are_refused_while_ranks_go_on() {
     let address: SocketAddr = listeners[1].address().unwrap();
     let (second, first) = (listeners.pop().unwrap(), listeners.pop().unwrap());
     let (a, b) = (membership.clone(), membership.clone());
-    let rank = |membership, me, listener| Communicator::new(membership, Rank(me), Some(listener), options(KEY)).unwrap();
+    let rank = |membership, me, listener| {
+        Communicator::new(membership, Rank(me), Some(listener), options(KEY)).unwrap()
+    };
     let work = |c: Communicator, until: Instant| {
         let mut count = 0;
         loop {
@@ -82,7 +87,8 @@ fn strangers_are_refused_while_ranks_go_on() {
 fn another_key_or_run_never_gets_in() {
     for (key, run) in [(&b"a key of another run"[..], "run"), (KEY, "another run")] {
         let (mut listeners, membership) = pair();
-        let other = Membership::new(run, Generation(4), membership.members().to_vec(), CostModel::default()).unwrap();
+        let other =
+            Membership::new(run, Generation(4), membership.members().to_vec(), CostModel::default()).unwrap();
         let second = listeners.pop().unwrap();
         let first = listeners.pop().unwrap();
         let mut impatient = options(KEY);

@@ -10,7 +10,7 @@ use crate::error::{Error, Loss, Phase};
 use crate::frame::FrameKind;
 
 impl Engine {
-    /// When [`Event::Tick`] is due, if nothing else happens.
+    /// When [`super::Event::Tick`] is due, if nothing else happens.
     pub fn poll_timeout(&self) -> Option<Duration> {
         if self.failed.is_some() {
             return None;

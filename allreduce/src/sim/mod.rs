@@ -262,7 +262,7 @@ impl World {
         let node = &mut self.nodes[r];
         match node.engine.post(post, self.now) {
             Ok(key) => node.keys.push(key),
-            Err((error, _)) => node.refused_posts.push(error),
+            Err(refused) => node.refused_posts.push(refused.0),
         }
     }
 

@@ -55,7 +55,7 @@ impl Core {
     }
 
     fn start_shaking(&mut self, shaking: Shaking) {
-        let index = self.place(Conn::Shaking(shaking));
+        let index = self.place(Conn::Shaking(Box::new(shaking)));
         let Some(Some(Conn::Shaking(s))) = self.conns.get(index) else { return };
         if let Err(error) = self.sockets.add(&s.socket, index, epoll::EventFlags::IN) {
             return self.drop_conn(index, &error.to_string());
@@ -97,7 +97,7 @@ impl Core {
     fn dial_failed(&mut self, peer: Rank, address: SocketAddr, error: &io::Error) {
         let dialler = &mut self.dialled[peer.0 as usize];
         dialler.opening = dialler.opening.saturating_sub(1);
-        dialler.failed(self.now, self.now.subsec_nanos() / 1000 + peer.0);
+        dialler.failed(self.now, self.now.subsec_micros() + peer.0);
         let addresses = self.engine.membership().member(peer).map_or(0, |m| m.addresses.len());
         if error.kind() == io::ErrorKind::ConnectionRefused && dialler.tried(addresses) {
             let cause = format!("{address} refuses connections: {error}");
@@ -121,7 +121,7 @@ impl Core {
             (Ok(()), Some(handshake)) => {
                 self.sockets.modify(&socket, index, epoll::EventFlags::IN);
                 let shaking = Shaking::new(socket, handshake, Some(peer), address, deadline);
-                self.conns[index] = Some(Conn::Shaking(shaking));
+                self.conns[index] = Some(Conn::Shaking(Box::new(shaking)));
                 self.shake(index);
             }
             (Err(error), _) => self.dial_failed(peer, address, &error),
@@ -171,13 +171,16 @@ impl Core {
             Conn::Opening { peer, address, .. } => {
                 self.dial_failed(peer, address, &io::Error::other(reason.to_owned()))
             }
-            Conn::Shaking(Shaking { dialled: Some(peer), address, .. }) => {
-                tracing::warn!(rank = self.engine.me().0, peer = peer.0, %address, "handshake failed: {reason}");
-                self.dial_failed(peer, address, &io::Error::other(reason.to_owned()));
-            }
-            Conn::Shaking(Shaking { address, .. }) => {
-                tracing::warn!(rank = self.engine.me().0, %address, "refused a connection: {reason}");
-            }
+            Conn::Shaking(s) => match s.dialled {
+                Some(peer) => {
+                    let address = s.address;
+                    tracing::warn!(rank = self.engine.me().0, peer = peer.0, %address, "handshake failed: {reason}");
+                    self.dial_failed(peer, address, &io::Error::other(reason.to_owned()));
+                }
+                None => {
+                    tracing::warn!(rank = self.engine.me().0, address = %s.address, "refused a connection: {reason}");
+                }
+            },
             Conn::Open(stream) => {
                 let peer = stream.peer;
                 let at = peer.0 as usize;

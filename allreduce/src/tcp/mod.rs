@@ -63,7 +63,7 @@ impl Listener {
 }
 
 /// How an operation ended.
-pub(crate) type Outcome = std::result::Result<Ended, (Error, Post)>;
+pub(crate) type Outcome = std::result::Result<Ended, Box<(Error, Post)>>;
 
 /// Where the outcome of an operation is put.
 #[derive(Default)]
