@@ -1,4 +1,15 @@
-//! The plan of gradient buckets, and digests that prove that buffers are bit-identical.
+//! Collective operations between the ranks of a run: all-reduce, reduce-scatter, all-gather, broadcast, barrier and
+//! transfers, over TCP. And the plan of gradient buckets, and digests that prove that they are equal.
+//!
+//! Start at [`Communicator`]. Below it, [`plan`] works out which elements go where, [`engine`] runs such plans as a
+//! state machine without sockets, clock or threads, and the TCP driver moves its frames ([`frame`]).
+//!
+//! Invariants
+//! * Results have the same bits on every rank, and do not depend on size, algorithm (but the ring), streams or
+//!   timing: [`order`] is the one order of summation.
+//! * Everything that waits has a deadline, and all deadlines derive from two numbers ([`Timeouts`]).
+//! * Every queue, buffer and list that a peer can fill has a bound.
+//! * Nothing here decides who is a member, resolves a name, or reads a configuration.
 #![deny(unsafe_code)]
 
 pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};

@@ -53,8 +53,8 @@ pub struct Failed<R> {
     pub held: Vec<Range<u64>>,
 }
 
-impl<R> From<Failed<R>> for Error {
-    fn from(failed: Failed<R>) -> Self {
+impl<R> From<Box<Failed<R>>> for Error {
+    fn from(failed: Box<Failed<R>>) -> Self {
         failed.error
     }
 }
@@ -85,7 +85,7 @@ impl<R> Handle<R> {
     ///
     /// # Errors
     /// The failure, with the buffers.
-    pub fn wait(self) -> Result<Done<R>, Failed<R>> {
+    pub fn wait(self) -> Result<Done<R>, Box<Failed<R>>> {
         self.shared.wait(&self.slot);
         loop {
             // It is there: only this handle takes it.
@@ -100,12 +100,13 @@ impl<R> Handle<R> {
         self.slot.is_ended()
     }
 
-    fn finish(&self, outcome: Outcome) -> Result<Done<R>, Failed<R>> {
+    fn finish(&self, outcome: Outcome) -> Result<Done<R>, Box<Failed<R>>> {
         let ended = match outcome {
             Ok(ended) => ended,
-            Err((error, post)) => {
+            Err(refused) => {
+                let (error, post) = *refused;
                 let buffers = (self.unpack)(post.input, post.output);
-                return Err(Failed { error, buffers, held: Vec::new() });
+                return Err(Box::new(Failed { error, buffers, held: Vec::new() }));
             }
         };
         let output = ended.output.as_ref().map_or(0, |o| o.bytes().len());
@@ -125,13 +126,13 @@ impl<R> Handle<R> {
         let buffers = (self.unpack)(ended.input, ended.output);
         match ended.result {
             Ok(()) => Ok(Done { buffers, total_weight: ended.total_weight, statistics }),
-            Err(error) => Err(Failed { error, buffers, held: ended.held }),
+            Err(error) => Err(Box::new(Failed { error, buffers, held: ended.held })),
         }
     }
 }
 
 impl<R> Future for Handle<R> {
-    type Output = Result<Done<R>, Failed<R>>;
+    type Output = Result<Done<R>, Box<Failed<R>>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.slot.poll(context.waker()) {

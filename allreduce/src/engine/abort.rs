@@ -49,6 +49,7 @@ impl Engine {
     }
 
     pub(super) fn fail_quietly(&mut self, error: Error) {
+        self.stuck = self.waiting();
         self.failed = Some(error.clone());
         self.links.iter_mut().for_each(Link::clear);
         for (_, op) in std::mem::take(&mut self.ops) {

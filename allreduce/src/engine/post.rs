@@ -87,15 +87,15 @@ impl Engine {
     ///
     /// # Errors
     /// Wrong lengths, undefined operations, or a failure before; the buffers come back.
-    pub(crate) fn post(&mut self, post: Post, now: std::time::Duration) -> Result<OpKey, (Error, Post)> {
+    pub(crate) fn post(&mut self, post: Post, now: std::time::Duration) -> Result<OpKey, Box<(Error, Post)>> {
         self.now = now;
         if let Err(error) = self.check(&post) {
-            return Err((error, post));
+            return Err(Box::new((error, post)));
         }
         let choice = self.choose(&post);
         let Some(me) = post.group.ranks().iter().position(|r| *r == self.me) else {
             let error = Error::NoSuchRank { rank: self.me, world_size: post.group.len() };
-            return Err((error, post));
+            return Err(Box::new((error, post)));
         };
         let types = Types { memory: post.dtype, wire: post.wire, partial: accumulator(post.dtype) };
         let spec = Spec {
@@ -109,7 +109,7 @@ impl Engine {
         };
         let plan = self.plan(spec);
         if let Err(error) = self.check_lengths(&post, &plan) {
-            return Err((error, post));
+            return Err(Box::new((error, post)));
         }
         let next = self.next.entry(post.scope).or_default();
         let key = OpKey { scope: post.scope, sequence: *next };

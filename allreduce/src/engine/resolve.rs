@@ -155,6 +155,7 @@ impl Engine {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges that have one")]
 mod tests {
     use super::*;
 

@@ -119,7 +119,7 @@ mod tests {
                 for bytes in [2, 4, 8] {
                     let shards = Shards::even(count, n, bytes);
                     assert_eq!((shards.borders.len(), shards.total()), (n + 1, count));
-                    let aligned = |b: &u64| b % (64 / bytes) == 0 || *b == count;
+                    let aligned = |b: &u64| b.is_multiple_of(64 / bytes) || *b == count;
                     assert!(shards.borders.iter().all(aligned), "{count} by {n}: {shards:?}");
                     assert!(shards.borders.is_sorted());
                 }

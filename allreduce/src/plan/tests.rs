@@ -145,7 +145,7 @@ fn run(kind: &Kind, algorithm: Algorithm, nodes: &[usize], seed: u64) -> Vec<Run
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let pick = (state >> 33) as usize;
         let busy: Vec<usize> = (0..n).filter(|&r| !runners[r].ready.is_empty()).collect();
-        if !flying.is_empty() && (busy.is_empty() || pick % 3 == 0) {
+        if !flying.is_empty() && (busy.is_empty() || pick.is_multiple_of(3)) {
             let (from, to, index, cells) = flying.swap_remove(pick % flying.len());
             runners[to].receive(from, index, cells);
         } else if busy.is_empty() {

@@ -43,12 +43,12 @@ fn check_safety(world: &World, loads: &[Load], seed: u64) {
                     "seed {seed}: rank {r} committed other bits for {load:?}"
                 );
             }
-            if ended.output.is_some() {
+            if let Some(output) = &ended.output {
                 assert!(
                     ended.input.bytes() == load.input(r),
                     "seed {seed}: rank {r} lost its input of {load:?}"
                 );
-                let (output, size) = (ended.output.as_ref().unwrap().bytes(), load.dtype.bytes());
+                let (output, size) = (output.bytes(), load.dtype.bytes());
                 for range in &ended.held {
                     let range = range.start as usize * size..range.end as usize * size;
                     assert!(

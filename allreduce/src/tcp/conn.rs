@@ -20,7 +20,7 @@ pub(super) enum Conn {
         address: SocketAddr,
         deadline: Duration,
     },
-    Shaking(Shaking),
+    Shaking(Box<Shaking>),
     Open(Box<Stream>),
 }
 

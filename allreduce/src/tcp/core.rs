@@ -3,18 +3,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_proto::Rank;
 use rustix::event::epoll;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
-use super::conn::{Conn, Progress, Shaking};
+use super::conn::Conn;
 use super::dial::Dialler;
-use super::handshake::{Handshake, Identity, Security};
+use super::handshake::{Identity, Security};
 use super::{Slot, options};
 use crate::engine::{Action, Engine, Event, OpKey, Post};
 use crate::error::Error;
@@ -33,10 +32,8 @@ pub struct TcpOptions {
     pub timeouts: Timeouts,
 }
 
-/// Most connections that have not proven anything yet.
-const MAX_STRANGERS: usize = 256;
-/// Most streams of one peer: both ends may have dialled.
-const MAX_STREAMS: usize = 32;
+/// Operations under way that are logged when everything fails.
+const LOGGED_OPERATIONS: usize = 16;
 
 const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
@@ -45,28 +42,30 @@ const FIRST: u64 = 2;
 pub(crate) struct Core {
     pub engine: Engine,
     pub now: Duration,
-    identity: Identity,
-    options: TcpOptions,
-    listener: Option<TcpListener>,
-    conns: Vec<Option<Conn>>,
+    pub(super) identity: Identity,
+    pub(super) options: TcpOptions,
+    pub(super) listener: Option<TcpListener>,
+    pub(super) conns: Vec<Option<Conn>>,
     /// Open streams of each peer, as indices of `conns`.
-    streams: Vec<Vec<usize>>,
-    dialled: Vec<Dialler>,
-    was_up: Vec<bool>,
+    pub(super) streams: Vec<Vec<usize>>,
+    pub(super) dialled: Vec<Dialler>,
+    pub(super) was_up: Vec<bool>,
     slots: HashMap<OpKey, Arc<Slot>>,
     closing: Option<Duration>,
-    sockets: Registry,
+    /// A stream has room and frames, but gave others a turn.
+    pub has_more: bool,
+    pub(super) sockets: Registry,
 }
 
 /// The epoll set.
-struct Registry(OwnedFd);
+pub(super) struct Registry(OwnedFd);
 
 impl Registry {
-    fn add(&self, socket: &TcpStream, index: usize, flags: epoll::EventFlags) -> io::Result<()> {
+    pub(super) fn add(&self, socket: &TcpStream, index: usize, flags: epoll::EventFlags) -> io::Result<()> {
         Ok(epoll::add(&self.0, socket, epoll::EventData::new_u64(FIRST + index as u64), flags)?)
     }
 
-    fn modify(&self, socket: &TcpStream, index: usize, flags: epoll::EventFlags) {
+    pub(super) fn modify(&self, socket: &TcpStream, index: usize, flags: epoll::EventFlags) {
         // It is registered; closing it takes it out.
         let _ = epoll::modify(&self.0, socket, epoll::EventData::new_u64(FIRST + index as u64), flags);
     }
@@ -94,6 +93,7 @@ impl Core {
             was_up: vec![false; n],
             slots: HashMap::new(),
             closing: None,
+            has_more: false,
             sockets: Registry(sockets.try_clone()?),
             engine,
         })
@@ -150,9 +150,7 @@ impl Core {
         clock: impl Fn() -> Duration,
     ) -> bool {
         let mut room = [const { MaybeUninit::uninit() }; 64];
-        let timeout = options::timespec(timeout);
-        let zero = options::timespec(Duration::ZERO);
-        let timeout = if timeout.tv_nsec <= 999 && timeout.tv_sec == 0 { zero } else { timeout };
+        let timeout = options::timespec(if self.has_more { Duration::ZERO } else { timeout });
         // An interrupted wait is a round without events.
         let events: &[epoll::Event] = match epoll::wait(sockets, &mut room[..], Some(&timeout)) {
             Ok((events, _)) => events,
@@ -173,7 +171,7 @@ impl Core {
         self.timers();
         self.act();
         self.flush();
-        any
+        any || self.has_more
     }
 
     fn timers(&mut self) {
@@ -214,17 +212,20 @@ impl Core {
                         slot.put(Ok(*ended));
                     }
                 }
-                Action::Failed(error) => tracing::error!(
-                    rank = self.engine.me().0,
-                    hint = error.hint(),
-                    "communication failed: {error}"
-                ),
+                Action::Failed(error) => {
+                    let rank = self.engine.me().0;
+                    tracing::error!(rank, hint = error.hint(), "communication failed: {error}");
+                    for line in self.engine.waiting().iter().take(LOGGED_OPERATIONS) {
+                        tracing::error!(rank, "{line}");
+                    }
+                }
             }
         }
     }
 
     /// Hands frames to every stream that has room.
     pub fn flush(&mut self) {
+        self.has_more = false;
         for peer in 0..self.streams.len() {
             for at in 0..self.streams[peer].len() {
                 let Some(&index) = self.streams[peer].get(at) else { break };
@@ -245,8 +246,9 @@ impl Core {
             let room = if stream.is_full { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
             self.sockets.modify(&stream.socket, index, epoll::EventFlags::IN | room);
         }
-        if let Err(error) = result {
-            self.drop_conn(index, &error.to_string());
+        match result {
+            Ok(more) => self.has_more |= more,
+            Err(error) => self.drop_conn(index, &error.to_string()),
         }
     }
 
@@ -266,178 +268,6 @@ impl Core {
             Some(Some(Conn::Opening { .. })) => self.opened(index),
             Some(Some(Conn::Shaking(_))) => self.shake(index),
             _ => {}
-        }
-    }
-
-    fn place(&mut self, conn: Conn) -> usize {
-        let free = self.conns.iter().position(Option::is_none);
-        let index = free.unwrap_or_else(|| {
-            self.conns.push(None);
-            self.conns.len() - 1
-        });
-        self.conns[index] = Some(conn);
-        index
-    }
-
-    fn accept(&mut self) {
-        loop {
-            let Some(listener) = &self.listener else { return };
-            let (socket, address) = match listener.accept() {
-                Ok(accepted) => accepted,
-                // Interrupted, or out of descriptors: the next round tries again.
-                Err(_) => return,
-            };
-            let strangers =
-                self.conns.iter().flatten().filter(|c| matches!(c, Conn::Shaking(s) if s.dialled.is_none()));
-            if strangers.count() >= MAX_STRANGERS {
-                tracing::warn!(%address, "too many connections without a handshake; refused one");
-                continue;
-            }
-            if socket.set_nonblocking(true).is_err() {
-                continue;
-            }
-            options::set(&socket, Some(address), &self.options.timeouts);
-            let deadline = self.now + self.options.timeouts.handshake();
-            let shaking = Shaking::new(socket, Handshake::accept(), None, address, deadline);
-            self.start_shaking(shaking);
-        }
-    }
-
-    fn start_shaking(&mut self, shaking: Shaking) {
-        let index = self.place(Conn::Shaking(shaking));
-        let Some(Some(Conn::Shaking(s))) = self.conns.get(index) else { return };
-        if let Err(error) = self.sockets.add(&s.socket, index, epoll::EventFlags::IN) {
-            return self.drop_conn(index, &error.to_string());
-        }
-        self.shake(index);
-    }
-
-    fn dial(&mut self, peer: usize) {
-        let rank = Rank(peer as u32);
-        let membership = Arc::clone(self.engine.membership());
-        let Some(member) = membership.member(rank) else { return };
-        let Some(&address) = member.addresses.get(self.dialled[peer].address(member.addresses.len())) else {
-            return;
-        };
-        self.dialled[peer].opening += 1;
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let deadline = self.now + self.options.timeouts.handshake();
-        let attempt = socket_with(family, SocketType::STREAM, flags, None).and_then(|fd| {
-            let socket = TcpStream::from(fd);
-            options::set(&socket, Some(address), &self.options.timeouts);
-            match connect(&socket, &address) {
-                Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
-                Err(errno) => Err(errno),
-            }
-        });
-        match attempt {
-            Ok(socket) => {
-                let index = self.place(Conn::Opening { socket, peer: rank, address, deadline });
-                let Some(Some(Conn::Opening { socket, .. })) = self.conns.get(index) else { return };
-                if let Err(error) = self.sockets.add(socket, index, epoll::EventFlags::OUT) {
-                    self.drop_conn(index, &error.to_string());
-                }
-            }
-            Err(errno) => self.dial_failed(rank, address, &io::Error::from(errno)),
-        }
-    }
-
-    fn dial_failed(&mut self, peer: Rank, address: SocketAddr, error: &io::Error) {
-        let dialler = &mut self.dialled[peer.0 as usize];
-        dialler.opening = dialler.opening.saturating_sub(1);
-        dialler.failed(self.now, self.now.subsec_nanos() / 1000 + peer.0);
-        let addresses = self.engine.membership().member(peer).map_or(0, |m| m.addresses.len());
-        if error.kind() == io::ErrorKind::ConnectionRefused && dialler.tried(addresses) {
-            let cause = format!("{address} refuses connections: {error}");
-            self.engine.handle(Event::Refused { peer, cause }, self.now);
-        }
-    }
-
-    /// A dialled connection is open, or refused.
-    fn opened(&mut self, index: usize) {
-        let Some(Some(Conn::Opening { socket, peer, address, deadline })) =
-            self.conns.get_mut(index).map(Option::take)
-        else {
-            return;
-        };
-        let result = match sockopt::socket_error(&socket) {
-            Ok(result) => result.map_err(io::Error::from),
-            Err(errno) => Err(errno.into()),
-        };
-        let handshake = Handshake::dial(&self.identity, peer, 0);
-        match (result, handshake) {
-            (Ok(()), Some(handshake)) => {
-                self.sockets.modify(&socket, index, epoll::EventFlags::IN);
-                let shaking = Shaking::new(socket, handshake, Some(peer), address, deadline);
-                self.conns[index] = Some(Conn::Shaking(shaking));
-                self.shake(index);
-            }
-            (Err(error), _) => self.dial_failed(peer, address, &error),
-            (_, None) => {
-                self.dial_failed(peer, address, &io::Error::other("the system has no random numbers"))
-            }
-        }
-    }
-
-    fn shake(&mut self, index: usize) {
-        let Some(Some(Conn::Shaking(s))) = self.conns.get_mut(index) else { return };
-        match s.advance(&self.identity) {
-            Progress::Waits => {}
-            Progress::Over(reason) => self.drop_conn(index, &reason),
-            Progress::Done(peer) => {
-                let Some(Some(Conn::Shaking(s))) = self.conns.get_mut(index).map(Option::take) else {
-                    return;
-                };
-                let at = peer.0 as usize;
-                if s.dialled.is_some() {
-                    self.dialled[at].opening = self.dialled[at].opening.saturating_sub(1);
-                    self.dialled[at].succeeded();
-                }
-                if self.streams[at].len() >= MAX_STREAMS {
-                    return;
-                }
-                let address =
-                    self.engine.membership().member(peer).and_then(|m| m.addresses.first().copied());
-                let mut stream = s.into_stream(peer);
-                self.streams[at].push(index);
-                self.was_up[at] = true;
-                self.engine.handle(Event::StreamUp { peer, address }, self.now);
-                // Frames may have come with the last message of the handshake.
-                let read = stream.read(&mut self.engine, self.now);
-                self.conns[index] = Some(Conn::Open(Box::new(stream)));
-                if let Err(error) = read {
-                    self.drop_conn(index, &error.to_string());
-                }
-            }
-        }
-    }
-
-    /// Closes a connection and tells who needs to know.
-    fn drop_conn(&mut self, index: usize, reason: &str) {
-        let Some(conn) = self.conns.get_mut(index).and_then(Option::take) else { return };
-        match conn {
-            Conn::Opening { peer, address, .. } => {
-                self.dial_failed(peer, address, &io::Error::other(reason.to_owned()))
-            }
-            Conn::Shaking(Shaking { dialled: Some(peer), address, .. }) => {
-                tracing::warn!(rank = self.engine.me().0, peer = peer.0, %address, "handshake failed: {reason}");
-                self.dial_failed(peer, address, &io::Error::other(reason.to_owned()));
-            }
-            Conn::Shaking(Shaking { address, .. }) => {
-                tracing::warn!(rank = self.engine.me().0, %address, "refused a connection: {reason}");
-            }
-            Conn::Open(stream) => {
-                let peer = stream.peer;
-                let at = peer.0 as usize;
-                tracing::debug!(rank = self.engine.me().0, peer = peer.0, "a stream ended: {reason}");
-                self.streams[at].retain(|i| *i != index);
-                let (unsent, unread) = stream.take_apart();
-                self.engine.handle(Event::StreamDown { peer, unsent, unread }, self.now);
-                // One of several streams: the lower rank replaces it.
-                let more = !self.streams[at].is_empty() && self.engine.me() < peer;
-                self.dialled[at].streams = if more { self.options.streams } else { 0 };
-            }
         }
     }
 

@@ -76,10 +76,11 @@ pub(super) enum Step {
     Refuse(&'static str),
 }
 
+/// The message that is awaited, and the rank at the other end.
 enum State {
-    WaitHello,
-    WaitReply(Rank),
-    WaitConfirm(Rank),
+    Hello,
+    Reply(Rank),
+    Confirm(Rank),
 }
 
 /// A handshake under way.
@@ -156,20 +157,20 @@ impl Handshake {
         hello[26..58].copy_from_slice(&identity.run);
         hello[58..].copy_from_slice(&nonce()?);
         let out = hello.to_vec();
-        Some(Self { state: State::WaitReply(peer), hello, reply_nonce: [0; 32], out })
+        Some(Self { state: State::Reply(peer), hello, reply_nonce: [0; 32], out })
     }
 
     /// The side that accepted.
     pub fn accept() -> Self {
-        Self { state: State::WaitHello, hello: [0; HELLO_BYTES], reply_nonce: [0; 32], out: Vec::new() }
+        Self { state: State::Hello, hello: [0; HELLO_BYTES], reply_nonce: [0; 32], out: Vec::new() }
     }
 
     /// Bytes that the next message has.
     fn needs(&self) -> usize {
         match self.state {
-            State::WaitHello => HELLO_BYTES,
-            State::WaitReply(_) => REPLY_BYTES,
-            State::WaitConfirm(_) => CONFIRM_BYTES,
+            State::Hello => HELLO_BYTES,
+            State::Reply(_) => REPLY_BYTES,
+            State::Confirm(_) => CONFIRM_BYTES,
         }
     }
 
@@ -178,13 +179,13 @@ impl Handshake {
         let Some(message) = bytes.get(..self.needs()) else {
             // The first bytes tell a stranger already.
             let strange =
-                matches!(self.state, State::WaitHello) && !MAGIC.starts_with(&bytes[..bytes.len().min(8)]);
+                matches!(self.state, State::Hello) && !MAGIC.starts_with(&bytes[..bytes.len().min(8)]);
             return (0, if strange { Step::Refuse("it speaks another protocol") } else { Step::Wait });
         };
         let step = match self.state {
-            State::WaitHello => self.hello(identity, message),
-            State::WaitReply(peer) => self.reply(identity, peer, message),
-            State::WaitConfirm(peer) => {
+            State::Hello => self.hello(identity, message),
+            State::Reply(peer) => self.reply(identity, peer, message),
+            State::Confirm(peer) => {
                 if identity.holds(b"dial", self, message) {
                     Step::Done(peer)
                 } else {
@@ -219,7 +220,7 @@ impl Handshake {
                 self.out.extend(nonce);
                 let proof = identity.proof(b"accept", self);
                 self.out.extend(proof);
-                self.state = State::WaitConfirm(from);
+                self.state = State::Confirm(from);
                 return Step::Wait;
             }
         };

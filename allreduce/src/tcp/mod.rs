@@ -5,6 +5,7 @@
 //! woken. Whoever holds the lock drives.
 
 mod conn;
+mod connect;
 mod core;
 mod dial;
 mod handshake;
@@ -62,7 +63,7 @@ impl Listener {
 }
 
 /// How an operation ended.
-pub(crate) type Outcome = std::result::Result<Ended, (Error, Post)>;
+pub(crate) type Outcome = std::result::Result<Ended, Box<(Error, Post)>>;
 
 /// Where the outcome of an operation is put.
 #[derive(Default)]
@@ -219,7 +220,7 @@ impl Shared {
             core.now = self.now();
             core.post(post, slot);
             core.flush();
-            let deadline = core.deadline();
+            let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
             drop(core);
             return self.wake_for(deadline);
         }
@@ -244,7 +245,7 @@ impl Shared {
             self.set_gate(epoll::EventFlags::empty());
             self.drive(&mut core, |_| slot.is_ended());
             self.set_gate(epoll::EventFlags::IN);
-            let deadline = core.deadline();
+            let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
             drop(core);
             self.wake_for(deadline);
         }

@@ -8,10 +8,9 @@ use rustix::net::sockopt;
 
 use crate::timeouts::Timeouts;
 
+/// For epoll, which counts in milliseconds: everything but zero is rounded up by the system.
 pub(super) fn timespec(duration: Duration) -> Timespec {
-    // Rounded up: waking too early would only cost another round.
-    let nanos = duration.as_nanos() + 999;
-    Timespec { tv_sec: (nanos / 1_000_000_000) as i64, tv_nsec: (nanos % 1_000_000_000) as _ }
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
 
 /// Sets what a data connection needs. Only what the system lacks is left out: none of it changes results.

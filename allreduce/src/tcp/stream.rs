@@ -15,8 +15,9 @@ const STAGE_BYTES: usize = 8 << 10;
 /// Frames and bytes that are handed over with one system call.
 const BATCH_FRAMES: usize = 16;
 const BATCH_BYTES: usize = 64 << 10;
-/// Bytes read before others get their turn.
-const TURN_BYTES: usize = 2 << 20;
+/// Bytes written or read before the other direction and the other streams get their turn: what was written is
+/// still in the cache when the peer reads it.
+const TURN_BYTES: usize = 512 << 10;
 
 /// Sent in place of payloads whose operation has ended; their checksum is wrong, so nobody takes them.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
@@ -148,28 +149,29 @@ impl Stream {
         }
     }
 
-    /// Writes frames until there are none or the socket is full. Returns whether anything was written.
+    /// Writes frames until there are none, the socket is full, or others should have a turn. Returns whether there
+    /// is more to write at once.
     ///
     /// # Errors
     /// The stream broke.
     pub fn write(&mut self, engine: &mut Engine, now: Duration) -> io::Result<bool> {
-        let mut any = false;
+        let mut total = 0;
         self.is_full = false;
         loop {
             self.pull(engine, now);
-            if self.out.is_empty() {
-                return Ok(any);
+            if self.out.is_empty() || total >= TURN_BYTES {
+                return Ok(!self.out.is_empty());
             }
             let (got, wanted) = match self.write_batch(engine) {
                 Ok(written) => written,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.is_full = true;
-                    return Ok(any);
+                    return Ok(false);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            any = true;
+            total += got;
             self.written += got;
             while let Some(frame) = self.out.front()
                 && self.written >= HEADER_BYTES + frame.len
@@ -181,7 +183,7 @@ impl Stream {
             }
             if got < wanted {
                 self.is_full = true;
-                return Ok(true);
+                return Ok(false);
             }
         }
     }
