@@ -1,7 +1,8 @@
 //! Real processes in shared memory, one of which is killed or stopped at a random moment.
 //!
-//! Survivors must name it in time, must have finished the same operations with the same bits, and must be able to go
-//! on as a smaller group from intact inputs. `MUSTER_FAULT_TRIALS=200` runs the long set; a trial's seed is in its failure message.
+//! Survivors must name it in time, must have finished the same operations with the same bits, and must be able
+//! to go on as a smaller group from intact inputs. `MUSTER_FAULT_TRIALS=200` runs the long set; a trial's seed
+//! is in its failure message.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -1,7 +1,8 @@
-//! The flag protocol of shared memory under every interleaving and every reordering that the memory model allows.
+//! The flag protocol of shared memory under every interleaving and every reordering that the memory model
+//! allows.
 //!
-//! The file that ranks run is compiled here with loom's atomics; data are cells that loom watches for races. Fewer slots than
-//! ranks really have, so that they come around within few steps.
+//! The file that ranks run is compiled here with loom's atomics; data are cells that loom watches for races.
+//! Fewer slots than ranks really have, so that they come around within few steps.
 #![allow(
     missing_docs,
     dead_code,
@@ -120,7 +121,8 @@ fn operations_follow_each_other_without_a_barrier() {
     });
 }
 
-/// A post between announcement and sleep is not slept through: loom calls a sleeper that nobody wakes a deadlock.
+/// A post between announcement and sleep is not slept through: loom calls a sleeper that nobody wakes a
+/// deadlock.
 #[test]
 fn no_wake_up_is_lost() {
     loom::model(|| {

@@ -1,7 +1,8 @@
 //! Real processes over TCP, one of which is killed or stopped at a random moment.
 //!
-//! Survivors must name it in time, must have the same bits in whatever they finished, and must be able to go on as the
-//! next generation. `MUSTER_FAULT_TRIALS=200` runs the long set; a trial's seed is in its failure message.
+//! Survivors must name it in time, must have the same bits in whatever they finished, and must be able to go on
+//! as the next generation. `MUSTER_FAULT_TRIALS=200` runs the long set; a trial's seed is in its failure
+//! message.
 #![allow(
     missing_docs,
     clippy::unwrap_used,

@@ -68,8 +68,8 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Reduces `count` elements of all arenas into all arenas. `input` and `output` are offsets in bytes, of this
-    /// rank; equal ones reduce in place.
+    /// Reduces `count` elements of all arenas into all arenas. `input` and `output` are offsets in bytes, of
+    /// this rank; equal ones reduce in place.
     ///
     /// # Errors
     /// See [`ShmError`]. Unless in place, the input is intact whatever happens.
@@ -104,10 +104,11 @@ impl ShmGroup {
         })
     }
 
-    /// Reduces this rank's shard of all arenas into its own arena: `counts[r]` elements for rank r, in rank order.
+    /// Reduces this rank's shard of all arenas into its own arena: `counts[r]` elements for rank r, in rank
+    /// order.
     ///
-    /// The output holds `counts[local_rank]` elements, of another type with the same accumulator if the caller wants
-    /// partial sums.
+    /// The output holds `counts[local_rank]` elements, of another type with the same accumulator if the caller
+    /// wants partial sums.
     ///
     /// # Errors
     /// As for [`ShmGroup::all_reduce_arena`].
@@ -213,8 +214,8 @@ impl ShmGroup {
                 for &(rank, offset) in &outputs {
                     let to = group.at::<T>(rank, offset, start + at);
                     if (rank, input) != (me, own) {
-                        // SAFETY: inside both arenas; everybody waits, so only this rank writes its shard, and it is
-                        // apart from every other.
+                        // SAFETY: inside both arenas; everybody waits, so only this rank writes its shard, and
+                        // it is apart from every other.
                         unsafe { copy_raw(from.add(at), to, len, stores) };
                     }
                 }

@@ -37,8 +37,8 @@ impl ShmGroup {
         unsafe { self.all_reduce_raw(how, (input.as_ptr(), output.as_mut_ptr()), input.len()) }
     }
 
-    /// As [`ShmGroup::all_reduce`], in place. Above [`super::ShmOptions::one_shot_bytes`] an operation that fails may have
-    /// overwritten a part of the buffer.
+    /// As [`ShmGroup::all_reduce`], in place. Above [`super::ShmOptions::one_shot_bytes`] an operation that
+    /// fails may have overwritten a part of the buffer.
     ///
     /// # Errors
     /// See [`ShmError`].

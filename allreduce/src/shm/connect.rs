@@ -1,8 +1,8 @@
 //! How the ranks of a node find each other and exchange their memory.
 //!
-//! Each rank listens at an abstract unix socket named after run, generation and local rank, and connects to those of
-//! lower ranks. The system vouches for the user at the other end; one packet each way carries the parameters and
-//! the memfd. The connections stay open: a process that ends hangs up.
+//! Each rank listens at an abstract unix socket named after run, generation and local rank, and connects to
+//! those of lower ranks. The system vouches for the user at the other end; one packet each way carries the
+//! parameters and the memfd. The connections stay open: a process that ends hangs up.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};

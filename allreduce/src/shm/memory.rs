@@ -38,8 +38,8 @@ pub(super) struct Memory {
     bytes: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; what lies in it is atomics, and bytes that the protocol
-// hands to one writer at a time.
+// SAFETY: a mapping belongs to the process, not to a thread; what lies in it is atomics, and bytes that the
+// protocol hands to one writer at a time.
 unsafe impl Send for Memory {}
 // SAFETY: as above; shared references give atomics and raw pointers only.
 unsafe impl Sync for Memory {}
@@ -162,13 +162,14 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this size; nothing borrowed from it outlives it. An error would mean that it
-        // is no mapping, and leaves nothing to do.
+        // SAFETY: mapped by `map` with this size; nothing borrowed from it outlives it. An error would mean
+        // that it is no mapping, and leaves nothing to do.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Bytes that can be had without pushing anybody out: of the machine, and of the container. None if nobody says.
+/// Bytes that can be had without pushing anybody out: of the machine, and of the container. None if nobody
+/// says.
 fn available() -> Option<u64> {
     let number = |path: String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok();

@@ -1,22 +1,22 @@
 //! Collective operations among the ranks of one node, through shared memory.
 //!
-//! Each rank owns a sealed memfd with its flag lines, some slots and an *arena*, which the others map too. What lies
-//! in the arenas (gradients, ideally) is reduced where it lies: each rank reads its part of all inputs once and writes the
-//! results to everybody. Other buffers go through slots, chunk by chunk; small ones through a single slot, and up to 64 bytes in the
-//! flag line itself.
+//! Each rank owns a sealed memfd with its flag lines, some slots and an *arena*, which the others map too. What
+//! lies in the arenas (gradients, ideally) is reduced where it lies: each rank reads its part of all inputs
+//! once and writes the results to everybody. Other buffers go through slots, chunk by chunk; small ones through
+//! a single slot, and up to 64 bytes in the flag line itself.
 //!
 //! Invariants
-//! * Sums are evaluated in the canonical order ([`crate::order`]) and rounded once, whatever the path: the bits are those of
-//!   every other algorithm but the ring, on every rank.
-//! * No rank returns from an operation before every rank has begun it, and all have begun the same one; otherwise
-//!   every rank gets [`ShmError::Mismatch`], and nothing has moved.
-//! * Inputs are intact until the operation commits, unless the output is the input: an operation in place that fails may have
-//!   overwritten a part of it.
+//! * Sums are evaluated in the canonical order ([`crate::order`]) and rounded once, whatever the path: the bits
+//!   are those of every other algorithm but the ring, on every rank.
+//! * No rank returns from an operation before every rank has begun it, and all have begun the same one;
+//!   otherwise every rank gets [`ShmError::Mismatch`], and nothing has moved.
+//! * Inputs are intact until the operation commits, unless the output is the input: an operation in place that
+//!   fails may have overwritten a part of it.
 //! * An operation ends with the same outcome on every rank that lives: it needs the same posts of a lost rank
-//!   everywhere. After a loss the group is unusable; the next generation makes a new one. A rank that was stopped and
-//!   goes on may then still write into *outputs* of the old group, and into nothing else.
-//! * Waiting costs no CPU beyond some microseconds, and none at all where ranks outnumber cores. An idle group has
-//!   one thread, asleep in `poll`.
+//!   everywhere. After a loss the group is unusable; the next generation makes a new one. A rank that was
+//!   stopped and goes on may then still write into *outputs* of the old group, and into nothing else.
+//! * Waiting costs no CPU beyond some microseconds, and none at all where ranks outnumber cores. An idle group
+//!   has one thread, asleep in `poll`.
 //!
 //! Nothing here knows of other nodes; no `/dev/shm`, no ptrace, no names in the file system.
 
@@ -71,8 +71,8 @@ pub struct ShmOptions {
     pub arena_bytes: usize,
     /// How long to wait for everybody to join.
     pub start_deadline: Duration,
-    /// How long a rank may owe something while nobody makes progress. A rank that begins an operation that much later
-    /// than the others counts as lost.
+    /// How long a rank may owe something while nobody makes progress. A rank that begins an operation that much
+    /// later than the others counts as lost.
     pub progress_deadline: Duration,
     /// Largest message that every rank reduces for itself instead of a share of it. Equal on all ranks.
     pub one_shot_bytes: usize,
@@ -103,7 +103,8 @@ impl ShmOptions {
 pub struct Reduce {
     /// Sum, mean, least or greatest.
     pub operation: Operation,
-    /// Factor of this rank's contribution to sums and means; 0 takes no part. Means divide by the sum of weights.
+    /// Factor of this rank's contribution to sums and means; 0 takes no part. Means divide by the sum of
+    /// weights.
     pub weight: f32,
 }
 
@@ -185,7 +186,8 @@ pub struct ShmGroup {
 pub struct AbortHandle(Arc<Local>);
 
 impl AbortHandle {
-    /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this one.
+    /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
+    /// one.
     pub fn abort(&self) {
         self.0.aborted.store(true, Ordering::SeqCst);
         self.0.ring();

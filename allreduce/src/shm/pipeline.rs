@@ -1,8 +1,8 @@
 //! Large buffers outside of the arenas: piece by piece through slots.
 //!
-//! In step j each rank copies piece j of every other rank's shard into its slot of contributions, reduces piece j of its own
-//! shard from the others' slots and its own buffer, and copies the others' results. The stages of neighbouring
-//! steps overlap, so that a rank that is a little ahead need not wait.
+//! In step j each rank copies piece j of every other rank's shard into its slot of contributions, reduces piece
+//! j of its own shard from the others' slots and its own buffer, and copies the others' results. The stages of
+//! neighbouring steps overlap, so that a rank that is a little ahead need not wait.
 
 use std::ops::Range;
 
@@ -50,8 +50,8 @@ impl ShmGroup {
     /// Reduces every shard at its rank and, where `to_all`, gives everybody all results.
     ///
     /// # Safety
-    /// `input` holds all shards, and `output` all of them or (unless `to_all`) the own one; nobody else uses them now, and
-    /// they are the same or apart.
+    /// `input` holds all shards, and `output` all of them or (unless `to_all`) the own one; nobody else uses
+    /// them now, and they are the same or apart.
     pub(super) unsafe fn reduce_through_slots<I: Number, O: Number<Acc = I::Acc>>(
         &mut self,
         how: Operation,
@@ -122,8 +122,8 @@ impl ShmGroup {
         let start = if to_all { piece.start } else { piece.start - steps.shards[me].start };
         let output = output.wrapping_add(start);
         if !to_all {
-            // SAFETY: the own buffers by the caller's promise; the others' pieces have arrived and stay until this
-            // rank says that it has reduced them.
+            // SAFETY: the own buffers by the caller's promise; the others' pieces have arrived and stay until
+            // this rank says that it has reduced them.
             with_pointers(inputs, |inputs| unsafe { reduction.run_raw(inputs, &[output], piece.len()) });
         } else {
             self.peers.wait_all(free.0, free.1, Stage::Results)?;

@@ -1,15 +1,15 @@
 //! The words through which ranks tell each other how far they are.
 //!
-//! Each rank has lines of its own in its own memory, and is the only one that writes them, but for the bell. Words
-//! only grow, so that nothing is ever reset and no barrier is needed behind an operation:
+//! Each rank has lines of its own in its own memory, and is the only one that writes them, but for the bell.
+//! Words only grow, so that nothing is ever reset and no barrier is needed behind an operation:
 //!
-//! * An operation begins with an [`OpLine`] per rank. Everybody waits for everybody's line, so no rank is more than
-//!   one operation ahead of another. [`SLOTS`] lines and slots take turns.
-//! * Chunks that go through slots are counted over the life of the group. Chunk s lies in slot `s % SLOTS`, which is
-//!   written only when whatever lay in it before has been read (`Progress`).
+//! * An operation begins with an [`OpLine`] per rank. Everybody waits for everybody's line, so no rank is more
+//!   than one operation ahead of another. [`SLOTS`] lines and slots take turns.
+//! * Chunks that go through slots are counted over the life of the group. Chunk s lies in slot `s % SLOTS`,
+//!   which is written only when whatever lay in it before has been read (`Progress`).
 //!
-//! Whoever waits too long announces whom it waits for and sleeps at its bell; whoever posts rings the bells of those
-//! that wait for it.
+//! Whoever waits too long announces whom it waits for and sleeps at its bell; whoever posts rings the bells of
+//! those that wait for it.
 
 // The model (`tests/shm_model.rs`) compiles this file with atomics of its own.
 use super::atomics::{AtomicU32, AtomicU64, Ordering, fence};
@@ -88,8 +88,8 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// Says that the owner is about to sleep until `peer` posts. It has to look for the post once more, and may then
-    /// sleep while the bell's word is what this returns.
+    /// Says that the owner is about to sleep until `peer` posts. It has to look for the post once more, and may
+    /// then sleep while the bell's word is what this returns.
     pub(super) fn announce(&self, peer: usize) -> u32 {
         let ticket = self.rung.load(Ordering::Acquire);
         self.awaited.store(peer as u32 + 1, Ordering::Relaxed);
@@ -136,8 +136,8 @@ pub(super) enum Act {
 }
 
 impl Act {
-    /// The acts of an operation of so many steps, in order: neighbouring steps overlap, so that a rank that is a little ahead need
-    /// not wait. The first one may go before everybody has begun.
+    /// The acts of an operation of so many steps, in order: neighbouring steps overlap, so that a rank that is
+    /// a little ahead need not wait. The first one may go before everybody has begun.
     pub(super) fn of(steps: u64) -> impl Iterator<Item = (Self, u64)> {
         (0..steps + 2).flat_map(move |i| {
             let acts = [
@@ -149,7 +149,8 @@ impl Act {
         })
     }
 
-    /// What everybody else must have reached before the act on a chunk, with so many slots: pairs of word and count.
+    /// What everybody else must have reached before the act on a chunk, with so many slots: pairs of word and
+    /// count.
     pub(super) fn needs(self, chunk: u64, slots: u64) -> [(Word, u64); 2] {
         // The slot is free when everybody is done with the chunk that lay in it before.
         let before = (chunk + 1).saturating_sub(slots);

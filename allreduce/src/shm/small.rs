@@ -38,7 +38,8 @@ impl ShmGroup {
         self.payloads[self.peers.me] = own;
         let inputs = self.payloads.iter().map(|p| p.as_ptr().cast::<T>());
         let reduction = self.reduction(how, Stores::Cached);
-        // SAFETY: payloads are our own copies of at least `bytes`, aligned to 8; the output is the caller's promise.
+        // SAFETY: payloads are our own copies of at least `bytes`, aligned to 8; the output is the caller's
+        // promise.
         unsafe { with_pointers(inputs, |inputs| reduction.run_raw(inputs, &[output], count)) };
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Waiting for a peer: a short spin where there are cores to spare, then sleep, and an error if there is no hope.
+//! Waiting for a peer: a short spin where there are cores to spare, then sleep, and an error if there is no
+//! hope.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -167,8 +168,8 @@ impl Peers {
                 Failure { culprit, .. } => self.lost(culprit, stage, Cause::ReportedBy(peer)),
             });
         }
-        // Others that have given up matter only if they gave up on the one that this rank waits for: who waits for
-        // somebody else may still end the operation.
+        // Others that have given up matter only if they gave up on the one that this rank waits for: who waits
+        // for somebody else may still end the operation.
         if let Some(by) = self.others().find(|&rank| failure(rank).is_some_and(|f| f.culprit == peer)) {
             return Some(self.lost(peer, stage, Cause::ReportedBy(by)));
         }

@@ -82,8 +82,8 @@ impl Drop for Watch {
 }
 
 fn watch(local: &Local, links: Vec<Link>, stop: &OwnedFd) {
-    // A process may leave its sockets to children; then only its pidfd tells. Ranks that are threads of this process
-    // have none, nor do those of another pid namespace.
+    // A process may leave its sockets to children; then only its pidfd tells. Ranks that are threads of this
+    // process have none, nor do those of another pid namespace.
     let mut watched: Vec<(usize, OwnedFd)> = Vec::new();
     for link in links {
         let foreign = link.pid.filter(|&pid| pid != getpid());

@@ -1,8 +1,8 @@
-//! Collective operations in the manner of nccl-tests: sizes, minimum, median and p99 of the slowest rank, algbw and
-//! busbw, and how near they come to memcpy, measured by the same processes.
+//! Collective operations in the manner of nccl-tests: sizes, minimum, median and p99 of the slowest rank, algbw
+//! and busbw, and how near they come to memcpy, measured by the same processes.
 //!
-//! Every rank is a process of its own: this program again, as `allreduce --worker ..`. A sample is the mean of a
-//! batch of operations; the parent takes the slowest rank.
+//! Every rank is a process of its own: this program again, as `allreduce --worker ..`. A sample is the mean of
+//! a batch of operations; the parent takes the slowest rank.
 
 mod case;
 mod network;
@@ -36,8 +36,8 @@ pub struct Options {
     /// Element type: f32 or bf16
     #[arg(long, default_value = "f32")]
     dtype: String,
-    /// Let every rank write its input before each operation, as a backward pass does; without, lines stay in the caches
-    /// of the cores that read them
+    /// Let every rank write its input before each operation, as a backward pass does; without, lines stay in
+    /// the caches of the cores that read them
     #[arg(long)]
     fresh: bool,
     /// Print one JSON object per line instead of the table

@@ -1,13 +1,13 @@
 //! Reductions of k contributions in one pass: the arithmetic of the all-reduce.
 //!
-//! The value is `sum(w_i x_i) / divisor`, or the least or greatest contribution, evaluated in the canonical order
-//! ([`Tree`]) and rounded once, to nearest even. Small floats are accumulated in f32. Where inputs and output are of different
-//! types (bf16 on the wire, f32 partial sums) they share the accumulator.
+//! The value is `sum(w_i x_i) / divisor`, or the least or greatest contribution, evaluated in the canonical
+//! order ([`Tree`]) and rounded once, to nearest even. Small floats are accumulated in f32. Where inputs and
+//! output are of different types (bf16 on the wire, f32 partial sums) they share the accumulator.
 //!
 //! Invariants
 //! * The same contributions give the same bits on every instruction set, at every length and alignment.
-//! * A contribution that is absent or has weight 0 is never read; with none at all the result is the operation's
-//!   identity, not divided.
+//! * A contribution that is absent or has weight 0 is never read; with none at all the result is the
+//!   operation's identity, not divided.
 //! * NaN wins over everything, in minima and maxima too, and every NaN that is stored is the same one.
 //!
 //! Nothing here knows of ranks, sockets or shared memory.
@@ -41,7 +41,8 @@ pub enum ReduceOp {
 pub enum Stores {
     /// As usual, through the caches.
     Cached,
-    /// Past the caches, without reading what is overwritten: for outputs of more than half the last-level cache.
+    /// Past the caches, without reading what is overwritten: for outputs of more than half the last-level
+    /// cache.
     Streaming,
 }
 
@@ -70,8 +71,8 @@ impl Divide {
 /// Copies elements, bit by bit, for readers on another core.
 ///
 /// # Safety
-/// `from` and `to` hold `len` elements each and do not overlap; until this returns nobody else uses `to`, and nobody
-/// writes `from`.
+/// `from` and `to` hold `len` elements each and do not overlap; until this returns nobody else uses `to`, and
+/// nobody writes `from`.
 pub unsafe fn copy_raw<T: bytemuck::Pod>(from: *const T, to: *mut T, len: usize, how: Stores) {
     let bytes = len * size_of::<T>();
     // SAFETY: the caller's promise.
@@ -174,8 +175,8 @@ impl Reduction<'_> {
             let len = inputs.get(i).copied().flatten().map(<[I]>::len);
             assert_eq!(len, Some(out.len()), "input {i} must be there and as long as the output");
         }
-        // SAFETY: those that take part are as long as `out`; slices that are borrowed shared and exclusively can't
-        // overlap or change.
+        // SAFETY: those that take part are as long as `out`; slices that are borrowed shared and exclusively
+        // can't overlap or change.
         unsafe { self.run_raw(&pointers, &[out.as_mut_ptr()], out.len()) }
     }
 }

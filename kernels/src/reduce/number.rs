@@ -74,8 +74,8 @@ pub trait Accumulator: bytemuck::Pod + PartialOrd + Send + Sync + std::fmt::Debu
     fn over(self, divisor: f32) -> Self;
     /// Whether it is not a number; integers always are.
     fn is_nan(self) -> bool;
-    /// The number itself, or the one quiet NaN that results hold: which operand's payload a sum of two NaN keeps
-    /// depends on the order of registers.
+    /// The number itself, or the one quiet NaN that results hold: which operand's payload a sum of two NaN
+    /// keeps depends on the order of registers.
     fn canonical(self) -> Self;
 }
 
@@ -239,8 +239,8 @@ fn round_bf16(x: f32) -> u32 {
     if x.is_nan() { 0x7fc0_0000 } else { rounded }
 }
 
-/// Written with integers, because the conversions of `half` ask for the CPU's features once per number, and no loop
-/// over them becomes vector code.
+/// Written with integers, because the conversions of `half` ask for the CPU's features once per number, and no
+/// loop over them becomes vector code.
 impl Number for f16 {
     type Acc = f32;
     const TYPE: NumberType = NumberType::F16;

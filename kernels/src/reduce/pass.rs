@@ -1,7 +1,7 @@
 //! One pass over all inputs, block by block: a block of sums stays in the nearest cache until it is stored.
 //!
-//! A block is read from every input before anything of it is stored, so outputs may be the inputs themselves, and
-//! the loops need no proof that they are not: the compiler sees that the sums are nobody else's memory.
+//! A block is read from every input before anything of it is stored, so outputs may be the inputs themselves,
+//! and the loops need no proof that they are not: the compiler sees that the sums are nobody else's memory.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -12,7 +12,8 @@ use super::tree::{Step, Tree};
 use super::{Divide, Stores};
 use crate::isa::{Kernel, Simd};
 
-/// Elements of a block: 4 KiB of f32. Long enough for the prefetchers of streams, short enough to stay in the nearest cache.
+/// Elements of a block: 4 KiB of f32. Long enough for the prefetchers of streams, short enough to stay in the
+/// nearest cache.
 pub(super) const BLOCK: usize = 1024;
 /// Blocks of the stack that need no allocation; enough for up to eight ranks.
 const SHALLOW: usize = 2;
@@ -231,7 +232,8 @@ where
     #[inline(always)]
     fn target<'s, T>(&self, at: usize, staged: &'s mut [MaybeUninit<T>]) -> &'s mut [MaybeUninit<T>] {
         match self.direct() {
-            // SAFETY: outputs hold `len` elements, and no other reference to them lives now. T is O or a pair of O.
+            // SAFETY: outputs hold `len` elements, and no other reference to them lives now. T is O or a pair
+            // of O.
             Some(out) => unsafe { std::slice::from_raw_parts_mut(out.add(at).cast(), staged.len()) },
             None => staged,
         }
@@ -252,8 +254,8 @@ where
     #[inline(always)]
     fn evaluate<L: Load<Acc = I::Acc>>(&self, at: usize, m: usize, stack: &mut [MaybeUninit<I::Acc>]) {
         let input = |i: usize| {
-            // SAFETY: inputs hold `len` elements, and nobody writes them until this block is stored. L is an element or
-            // a pair of them.
+            // SAFETY: inputs hold `len` elements, and nobody writes them until this block is stored. L is an
+            // element or a pair of them.
             let x = unsafe { std::slice::from_raw_parts(self.inputs[i].add(at).cast::<L>(), m) };
             (x, if WEIGHTED { self.weights[i] } else { 1.0 })
         };
@@ -338,7 +340,7 @@ fn block<A>(stack: &mut [MaybeUninit<A>], i: usize, m: usize) -> &mut [MaybeUnin
 /// A block that a step before has pushed.
 #[inline(always)]
 fn filled<A>(stack: &mut [MaybeUninit<A>], i: usize, m: usize) -> &mut [A] {
-    // SAFETY: steps come in the order of a stack machine and leave one block, so whatever is read was written, up to
-    // the same m.
+    // SAFETY: steps come in the order of a stack machine and leave one block, so whatever is read was written,
+    // up to the same m.
     unsafe { block(stack, i, m).assume_init_mut() }
 }

@@ -4,8 +4,8 @@ use super::Stores;
 
 /// Copies bytes with plain vector stores.
 ///
-/// The C library copies more than some KiB with `rep movsb`, which leaves lines where another core has far to fetch
-/// them from.
+/// The C library copies more than some KiB with `rep movsb`, which leaves lines where another core has far to
+/// fetch them from.
 ///
 /// # Safety
 /// As for [`store`].
@@ -57,8 +57,8 @@ pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     // Whole lines only: a line written in part past the caches costs several times a whole one.
     let head = to.align_offset(64).min(bytes);
     let body = (bytes - head) / 64 * 64;
-    // SAFETY: the three parts lie inside both ranges; stores of the middle are aligned to 64 bytes. SSE2 is part of
-    // x86-64.
+    // SAFETY: the three parts lie inside both ranges; stores of the middle are aligned to 64 bytes. SSE2 is
+    // part of x86-64.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         let (mut source, mut target) = (from.add(head), to.add(head));

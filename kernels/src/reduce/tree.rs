@@ -1,9 +1,9 @@
 //! The canonical order: which contributions are combined with which.
 //!
-//! A balanced binary tree over node-major ranks: the ranks of each node first, then the nodes. For a count n that is
-//! no power of two, the first 2r items are combined in pairs, r = n - 2^floor(log2 n), and balanced halves follow. Recursive
-//! doubling and the hierarchical plan sum in this order by themselves, so it is the one order in which all
-//! algorithms agree bit by bit; its error grows with log n.
+//! A balanced binary tree over node-major ranks: the ranks of each node first, then the nodes. For a count n
+//! that is no power of two, the first 2r items are combined in pairs, r = n - 2^floor(log2 n), and balanced
+//! halves follow. Recursive doubling and the hierarchical plan sum in this order by themselves, so it is the
+//! one order in which all algorithms agree bit by bit; its error grows with log n.
 
 /// One step of an evaluation over a stack of blocks. Numbers are indices of contributions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
