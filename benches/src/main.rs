@@ -7,6 +7,7 @@ use half::bf16;
 use muster_kernels::isa::{self, Isa};
 use muster_trainer::data::Sampler;
 
+mod allreduce;
 mod kernels;
 mod shapes;
 mod step;
@@ -56,6 +57,8 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// All-reduce among processes of this machine: latency, bandwidth, share of memcpy
+    Allreduce(allreduce::Options),
     /// Single kernels: products, attention, AdamW, LayerNorm
     Kernels {
         /// Compute threads
@@ -80,6 +83,7 @@ fn main() -> Result<()> {
             steps_of_models(step::Settings { threads, rows, steps }, &model, json)
         }
         Command::Order { rows, batch, epochs, seed } => order(Sampler::new(seed, rows, batch), epochs),
+        Command::Allreduce(options) => allreduce::run(&options),
         Command::Kernels { only, list: true, .. } => kernels::list(&only),
         Command::Kernels { threads, serve: true, .. } => kernels::serve(threads),
         Command::Kernels { threads, only, .. } => kernels::table(threads, &only),

@@ -29,6 +29,7 @@ pub mod norm;
 pub mod optim;
 pub mod peak;
 pub mod pool;
+pub mod reduce;
 pub mod reference;
 pub mod rng;
 mod transpose;

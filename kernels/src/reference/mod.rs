@@ -3,8 +3,10 @@
 //! Written to be read next to the formulas, not to be fast. Inputs and outputs are f64 vectors.
 
 mod attention;
+mod reduce;
 
 pub use attention::{AttentionGrad, AttentionProblem};
+pub use reduce::reduce;
 
 use crate::activation::Activation;
 use crate::dropout::{Dropout, row_or_keep};

@@ -19,3 +19,4 @@ mod loss;
 mod norm;
 mod optim;
 mod pool;
+mod reduce;

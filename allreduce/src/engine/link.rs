@@ -1,0 +1,98 @@
+//! What a rank knows of a peer: its streams, what is to be sent to it, and what arrived too early.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::memory::Slab;
+use super::op::{Body, OpKey};
+use crate::frame::{HEADER_BYTES, Header};
+use crate::plan::TaskId;
+
+/// Bytes that a rank may send to a peer for operations that the peer hasn't posted yet.
+pub(super) const EAGER_BYTES: u64 = 1 << 20;
+/// Bytes of early frames that are kept per peer: what the peer may send, and its descriptions.
+pub(super) const PARKED_BYTES: u64 = 4 << 20;
+
+/// A frame on its way to the operating system.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The header's bytes.
+    pub header: [u8; HEADER_BYTES],
+    /// Bytes of the payload.
+    pub len: usize,
+    pub(super) body: Body,
+    /// The send that it is, if it is one.
+    pub(super) send: Option<(OpKey, TaskId)>,
+}
+
+/// A frame that came before its operation was posted here.
+pub(super) struct Parked {
+    pub header: Header,
+    pub slab: Slab,
+}
+
+/// A send that may go: its place in the order, and which it is.
+type ReadySend = Reverse<(u64, u32, TaskId, OpKey)>;
+
+#[derive(Default)]
+pub(super) struct Link {
+    pub streams: usize,
+    pub was_up: bool,
+    /// A connection was asked for at this time.
+    pub wanted_since: Option<Duration>,
+    /// Without any stream since then.
+    pub down_since: Option<Duration>,
+    pub last_byte: Option<Duration>,
+    pub address: Option<SocketAddr>,
+    /// Frames without a place in the order; they go first.
+    pub control: VecDeque<Outgoing>,
+    pub ready: BinaryHeap<ReadySend>,
+    pub ready_transfers: BinaryHeap<ReadySend>,
+    /// Bytes sent for operations that the peer hasn't posted.
+    pub eager_bytes: u64,
+    pub parked: BTreeMap<OpKey, Vec<Parked>>,
+    pub parked_bytes: u64,
+    /// When the peer must hear what has been finished here, if nothing else is sent before.
+    pub acknowledge_at: Option<Duration>,
+    /// The peer left in order.
+    pub has_left: bool,
+}
+
+impl Link {
+    pub fn push_send(&mut self, order: u32, task: TaskId, key: OpKey) {
+        let item = Reverse((key.sequence, order, task, key));
+        match key.scope {
+            super::Scope::World => self.ready.push(item),
+            _ => self.ready_transfers.push(item),
+        }
+    }
+
+    /// Keeps an early frame; false if the peer sent more than it may.
+    pub fn park(&mut self, key: OpKey, header: Header, slab: Slab) -> bool {
+        let bytes = slab.bytes().len() as u64 + HEADER_BYTES as u64;
+        if self.parked_bytes + bytes > PARKED_BYTES {
+            return false;
+        }
+        self.parked_bytes += bytes;
+        self.parked.entry(key).or_default().push(Parked { header, slab });
+        true
+    }
+
+    pub fn unpark(&mut self, key: OpKey) -> Vec<Parked> {
+        let parked = self.parked.remove(&key).unwrap_or_default();
+        for frame in &parked {
+            self.parked_bytes -= frame.slab.bytes().len() as u64 + HEADER_BYTES as u64;
+        }
+        parked
+    }
+
+    /// Drops everything that was to be sent.
+    pub fn clear(&mut self) {
+        self.control.clear();
+        self.ready.clear();
+        self.ready_transfers.clear();
+        self.acknowledge_at = None;
+    }
+}

@@ -1,0 +1,351 @@
+//! Collective operations among the ranks of one node, through shared memory.
+//!
+//! Each rank owns a sealed memfd with its flag lines, some slots and an *arena*, which the others map too. What
+//! lies in the arenas (gradients, ideally) is reduced where it lies: each rank reads its part of all inputs
+//! once and writes the results to everybody. Other buffers go through slots, chunk by chunk; small ones through
+//! a single slot, and up to 64 bytes in the flag line itself.
+//!
+//! Invariants
+//! * Sums are evaluated in the canonical order ([`crate::order`]) and rounded once, whatever the path: the bits
+//!   are those of every other algorithm but the ring, on every rank.
+//! * No rank returns from an operation before every rank has begun it, and all have begun the same one;
+//!   otherwise every rank gets [`ShmError::Mismatch`], and nothing has moved.
+//! * Inputs are intact until the operation commits, unless the output is the input: an operation in place that
+//!   fails may have overwritten a part of it.
+//! * An operation ends with the same outcome on every rank that lives: it needs the same posts of a lost rank
+//!   everywhere. After a loss the group is unusable; the next generation makes a new one. A rank that was
+//!   stopped and goes on may then still write into *outputs* of the old group, and into nothing else.
+//! * Waiting costs no CPU beyond some microseconds, and none at all where ranks outnumber cores. An idle group
+//!   has one thread, asleep in `poll`.
+//!
+//! Nothing here knows of other nodes; no `/dev/shm`, no ptrace, no names in the file system.
+
+mod arena;
+mod atomics {
+    pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+}
+mod collect;
+mod connect;
+mod error;
+mod memory;
+mod pipeline;
+mod protocol;
+mod small;
+mod start;
+#[cfg(test)]
+mod tests;
+mod wait;
+mod watch;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster_kernels::isa::Isa;
+use muster_kernels::reduce::{ReduceOp, Reduction, Stores, Tree};
+
+pub use error::{Cause, ShmError, Stage};
+pub use memory::ARENA_ALIGN;
+
+use crate::element::{DataType, Operation};
+use crate::order;
+use protocol::{COUNT_MAX, INLINE, Key};
+use wait::Peers;
+use watch::{Local, Watch};
+
+/// Ranks of one node at most.
+pub const RANKS_MAX: usize = 64;
+
+/// How a group is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShmOptions {
+    /// Names the run; equal on all ranks.
+    pub run_id: String,
+    /// Version of the membership; a group never outlives it.
+    pub generation: u64,
+    /// This rank among those of the node.
+    pub local_rank: usize,
+    /// Ranks of the node.
+    pub local_ranks: usize,
+    /// Bytes of this rank's arena; equal on all ranks.
+    pub arena_bytes: usize,
+    /// How long to wait for everybody to join.
+    pub start_deadline: Duration,
+    /// How long a rank may owe something while nobody makes progress. A rank that begins an operation that much
+    /// later than the others counts as lost.
+    pub progress_deadline: Duration,
+    /// Largest message that every rank reduces for itself instead of a share of it. Equal on all ranks.
+    pub one_shot_bytes: usize,
+}
+
+impl ShmOptions {
+    /// Options with 30 s for both deadlines and no arena.
+    pub fn new(run_id: &str, generation: u64, local_rank: usize, local_ranks: usize) -> Self {
+        Self {
+            run_id: run_id.into(),
+            generation,
+            local_rank,
+            local_ranks,
+            arena_bytes: 0,
+            start_deadline: Duration::from_secs(30),
+            progress_deadline: Duration::from_secs(30),
+            one_shot_bytes: memory::FLAT_SLOT,
+        }
+    }
+
+    fn group(&self) -> String {
+        format!("run {:?}, generation {}", self.run_id, self.generation)
+    }
+}
+
+/// How contributions become a result.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reduce {
+    /// Sum, mean, least or greatest.
+    pub operation: Operation,
+    /// Factor of this rank's contribution to sums and means; 0 takes no part. Means divide by the sum of
+    /// weights.
+    pub weight: f32,
+}
+
+impl Reduce {
+    /// With weight 1.
+    pub const fn new(operation: Operation) -> Self {
+        Self { operation, weight: 1.0 }
+    }
+}
+
+/// What a rank says of the operation that it begins.
+#[derive(Debug, Clone, Copy)]
+struct Entry<'a> {
+    key: Key,
+    shape: u64,
+    weight: f32,
+    input: usize,
+    output: usize,
+    payload: &'a [u8],
+}
+
+impl Entry<'_> {
+    fn new(kind: Kind, dtype: DataType, count: usize) -> Self {
+        let key = Key::new(kind as u8, dtype as u8, 0, 0, count as u64);
+        Self { key, shape: 0, weight: 1.0, input: 0, output: 0, payload: &[] }
+    }
+}
+
+/// What operations there are; the number is part of what ranks compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Barrier,
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+    ArenaAllReduce,
+    ArenaReduceScatter,
+    ArenaAllGather,
+    ArenaBroadcast,
+}
+
+const KINDS: [&str; 9] = [
+    "barrier",
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "broadcast",
+    "all-reduce in the arena",
+    "reduce-scatter in the arena",
+    "all-gather in the arena",
+    "broadcast in the arena",
+];
+
+/// The ranks of one node, joined. See the module for what holds.
+///
+/// Operations block the calling thread; every rank calls the same ones in the same order.
+#[derive(Debug)]
+pub struct ShmGroup {
+    peers: Peers,
+    options: ShmOptions,
+    isa: Isa,
+    /// Order in which everybody takes part.
+    everybody: Tree,
+    /// Weights of the present operation, and their order where somebody takes no part.
+    weights: Vec<f32>,
+    some: Option<Tree>,
+    /// Chunks that went through the slots.
+    chunks: u64,
+    /// Small payloads of all ranks.
+    payloads: Vec<[u64; INLINE / 8]>,
+    last_level_bytes: usize,
+    failed: Option<ShmError>,
+    _watch: Option<Watch>,
+}
+
+/// Ends operations of a group from another thread, without waiting for anybody.
+#[derive(Debug, Clone)]
+pub struct AbortHandle(Arc<Local>);
+
+impl AbortHandle {
+    /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
+    /// one.
+    pub fn abort(&self) {
+        self.0.aborted.store(true, Ordering::SeqCst);
+        self.0.ring();
+    }
+}
+
+impl ShmGroup {
+    /// This rank among those of the node.
+    pub fn local_rank(&self) -> usize {
+        self.peers.me
+    }
+
+    /// Ranks of the node.
+    pub fn local_ranks(&self) -> usize {
+        self.peers.ranks()
+    }
+
+    /// Operations begun so far.
+    pub fn operations(&self) -> u64 {
+        self.peers.operation
+    }
+
+    /// A handle that ends operations.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle(self.peers.local.clone())
+    }
+
+    /// Ranks whose processes are gone, known without beginning an operation.
+    pub fn lost(&self) -> impl Iterator<Item = usize> {
+        let lost = &self.peers.local.lost;
+        (0..lost.len()).filter(|&rank| lost[rank].load(Ordering::Acquire))
+    }
+
+    /// Runs an operation and makes its failure that of the group.
+    fn operate<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, ShmError>) -> Result<R, ShmError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.peers.beat().and_then(|()| run(self)).inspect_err(|error| {
+            if error.is_final() {
+                self.peers.tell(error);
+                self.failed = Some(error.clone());
+            }
+        })
+    }
+
+    /// Tells everybody that this rank begins its next operation.
+    fn begin(&mut self, entry: &Entry<'_>) {
+        self.peers.operation += 1;
+        let operation = self.peers.operation;
+        let line = self.peers.own().line(operation);
+        let relaxed = Ordering::Relaxed;
+        line.key.store(entry.key.0, relaxed);
+        line.weight.store(u64::from(entry.weight.to_bits()), relaxed);
+        line.shape.store(entry.shape, relaxed);
+        line.input.store(entry.input as u64, relaxed);
+        line.output.store(entry.output as u64, relaxed);
+        for (word, bytes) in line.payload.iter().zip(entry.payload.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(whole), relaxed);
+        }
+        self.peers.post(&line.seq, operation);
+    }
+
+    /// Waits until everybody has begun, and compares what they have begun. Leaves the weights.
+    fn agree(&mut self, entry: &Entry<'_>) -> Result<(), ShmError> {
+        let peers = &self.peers;
+        let operation = peers.operation;
+        let mut alike = entry.weight == 1.0;
+        let mut other = None;
+        for peer in peers.others() {
+            let line = peers.members[peer].line(operation);
+            peers.wait(peer, &line.seq, operation, Stage::Begin)?;
+            let relaxed = Ordering::Relaxed;
+            let (key, shape) = (line.key.load(relaxed), line.shape.load(relaxed));
+            if key != entry.key.0 || shape != entry.shape {
+                other = other.or(Some((peer, Key(key))));
+            }
+            let weight = f32::from_bits(line.weight.load(relaxed) as u32);
+            alike &= weight == 1.0;
+            self.weights[peer] = weight;
+        }
+        self.weights[peers.me] = entry.weight;
+        if let Some((peer, key)) = other {
+            return Err(self.mismatch(peer, entry.key, key));
+        }
+        self.some = None;
+        if !alike {
+            let weights = &self.weights;
+            self.some = Some(Tree::new(&[weights.len()], |rank| weights[rank] != 0.0));
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, peer: usize, mine: Key, theirs: Key) -> ShmError {
+        let text = |key: Key| {
+            let (kind, dtype, how, root, count) = key.parts();
+            let kind = KINDS.get(usize::from(kind)).unwrap_or(&"an unknown operation");
+            let dtype = DataType::ALL.get(usize::from(dtype)).map_or("?", |t| t.name());
+            let how = Operation::ALL.get(usize::from(how)).map_or("?", |o| o.name());
+            format!("{kind}({how}) of {count} {dtype} from {root}")
+        };
+        let (mut mine, mut theirs) = (text(mine), text(theirs));
+        if mine == theirs {
+            mine.push_str(" with counts of its own");
+            theirs.push_str(" with others");
+        }
+        ShmError::Mismatch { me: self.peers.me, peer, operation: self.peers.operation, mine, theirs }
+    }
+
+    /// The arithmetic of the operation that has been agreed upon.
+    fn reduction(&self, how: Operation, stores: Stores) -> Reduction<'_> {
+        let n = self.weights.len();
+        let divisor = (how == Operation::Mean).then(|| match self.some {
+            None => n as f32,
+            Some(_) => order::total_weight(&[n], &self.weights),
+        });
+        Reduction {
+            isa: self.isa,
+            op: match how {
+                Operation::Sum | Operation::Mean => ReduceOp::Sum,
+                Operation::Min => ReduceOp::Min,
+                Operation::Max => ReduceOp::Max,
+            },
+            tree: self.some.as_ref().unwrap_or(&self.everybody),
+            weights: &self.weights,
+            divisor: divisor.filter(|&d| d != 0.0),
+            stores,
+        }
+    }
+
+    /// Stores for outputs of so many bytes, of which more than `most` go past the caches.
+    fn stores(bytes: usize, in_place: bool, most: usize) -> Stores {
+        // What is overwritten in place is in the caches already.
+        if !in_place && bytes > most { Stores::Streaming } else { Stores::Cached }
+    }
+}
+
+/// Checks what can be wrong with a reduction before anybody is told of it.
+fn check(how: Reduce, dtype: DataType, count: usize) -> Result<(), ShmError> {
+    let dtype_name = dtype.name();
+    if !how.weight.is_finite() || how.weight < 0.0 {
+        let problem = format!("{} is no finite number of at least 0", how.weight);
+        return Err(ShmError::Config { name: "weight", problem });
+    }
+    if dtype.is_integer() && how.operation == Operation::Mean {
+        return Err(ShmError::Unsupported { what: "a mean", dtype: dtype_name });
+    }
+    if dtype.is_integer() && how.weight != 0.0 && how.weight != 1.0 {
+        return Err(ShmError::Unsupported { what: "a weight other than 0 and 1", dtype: dtype_name });
+    }
+    check_count(count)
+}
+
+fn check_count(count: usize) -> Result<(), ShmError> {
+    if count as u64 > COUNT_MAX {
+        return Err(ShmError::Config { name: "count", problem: format!("{count} elements are too many") });
+    }
+    Ok(())
+}

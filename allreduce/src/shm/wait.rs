@@ -1,0 +1,269 @@
+//! Waiting for a peer: a short spin where there are cores to spare, then sleep, and an error if there is no
+//! hope.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+use super::error::{Cause, ShmError, Stage};
+use super::memory::Memory;
+use super::protocol::{Word, post, reached};
+use super::watch::Local;
+
+/// How long to spin: waking a sleeper takes about as long.
+const SPIN: Duration = Duration::from_micros(30);
+/// Looks without a pause, which takes as long as a message between two cores.
+const EAGER: usize = 200;
+/// Looks between two looks at the clock.
+const LOOKS: usize = 32;
+
+/// This rank among its peers.
+#[derive(Debug)]
+pub(super) struct Peers {
+    pub(super) me: usize,
+    /// Everybody's memory, in rank order.
+    pub(super) members: Vec<Arc<Memory>>,
+    pub(super) local: Arc<Local>,
+    /// Whether ranks have a core each.
+    pub(super) spins: bool,
+    pub(super) deadline: Duration,
+    /// The operation under way, or the last one.
+    pub(super) operation: u64,
+}
+
+impl Peers {
+    pub(super) fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn own(&self) -> &Memory {
+        &self.members[self.me]
+    }
+
+    /// All others, beginning with the next.
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.ranks());
+        (1..n).map(move |d| (me + d) % n)
+    }
+
+    /// Publishes a value of one of the own words.
+    pub(super) fn post(&self, word: &AtomicU64, value: u64) {
+        post(word, value);
+        for peer in self.others() {
+            let bell = self.members[peer].bell();
+            if bell.ring(self.me) {
+                wake(&bell.rung);
+            }
+        }
+    }
+
+    /// Publishes a value of a word of the own progress.
+    pub(super) fn advance(&self, word: Word, value: u64) {
+        self.post(word(self.own().progress()), value);
+    }
+
+    /// Waits until a word of everybody else's progress has come so far.
+    pub(super) fn wait_all(&self, word: Word, value: u64, stage: Stage) -> Result<(), ShmError> {
+        for peer in self.others() {
+            self.wait(peer, word(self.members[peer].progress()), value, stage)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a word of a peer has come so far.
+    #[inline]
+    pub(super) fn wait(
+        &self,
+        peer: usize,
+        word: &AtomicU64,
+        value: u64,
+        stage: Stage,
+    ) -> Result<(), ShmError> {
+        if reached(word, value) || self.spin(word, value) {
+            return Ok(());
+        }
+        self.sleep(peer, word, value, stage)
+    }
+
+    fn spin(&self, word: &AtomicU64, value: u64) -> bool {
+        if !self.spins {
+            return false;
+        }
+        if (0..EAGER).any(|_| reached(word, value)) {
+            return true;
+        }
+        let start = Instant::now();
+        while start.elapsed() < SPIN {
+            for _ in 0..LOOKS {
+                if reached(word, value) {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        false
+    }
+
+    #[cold]
+    fn sleep(&self, peer: usize, word: &AtomicU64, value: u64, stage: Stage) -> Result<(), ShmError> {
+        let bell = self.own().bell();
+        let (mut waited, mut seen) = (Duration::ZERO, self.activity());
+        let result = loop {
+            let ticket = bell.announce(peer);
+            if reached(word, value) {
+                break Ok(());
+            }
+            if let Some(error) = self.trouble(peer, stage) {
+                // What was posted before the trouble counts.
+                break if reached(word, value) { Ok(()) } else { Err(error) };
+            }
+            let left = self.deadline.saturating_sub(waited);
+            if left.is_zero() {
+                break Err(self.blame(peer, waited, stage));
+            }
+            let (before, nap) = (Instant::now(), left.min(self.deadline / 4));
+            sleep_at(&bell.rung, ticket, nap);
+            // Not more than the nap: who was stopped meanwhile has no right to blame others.
+            waited += before.elapsed().min(nap);
+            let now = self.activity();
+            if now != seen {
+                (waited, seen) = (Duration::ZERO, now);
+            }
+        };
+        bell.retire();
+        result
+    }
+
+    /// Changes when anybody else moves.
+    fn activity(&self) -> u64 {
+        self.others().map(|peer| self.pace(peer).iter().sum::<u64>()).fold(0, u64::wrapping_add)
+    }
+
+    /// How far a peer is: its operation, then what it has done in there.
+    fn pace(&self, peer: usize) -> [u64; 3] {
+        let memory = &self.members[peer];
+        let begun = memory.line(self.operation).seq.load(Ordering::Relaxed);
+        let p = memory.progress();
+        let finished = [&p.arrived, &p.reduced, &p.consumed, &p.done].map(|w| w.load(Ordering::Relaxed));
+        [begun, finished.iter().sum(), p.beats.load(Ordering::Relaxed)]
+    }
+
+    /// Why the peer won't come.
+    fn trouble(&self, peer: usize, stage: Stage) -> Option<ShmError> {
+        let (me, operation) = (self.me, self.operation);
+        if self.local.aborted.load(Ordering::Acquire) {
+            return Some(ShmError::Aborted { by: me, operation });
+        }
+        let failure = |rank: usize| {
+            let word = self.members[rank].progress().failed.load(Ordering::Acquire);
+            Failure::decode(word).filter(|f| f.operation <= operation)
+        };
+        if let Some(failure) = failure(peer) {
+            return Some(match failure {
+                Failure { aborted: true, culprit, .. } => ShmError::Aborted { by: culprit, operation },
+                Failure { culprit, .. } if culprit == me => ShmError::Evicted { me, by: peer, operation },
+                Failure { culprit, .. } => self.lost(culprit, stage, Cause::ReportedBy(peer)),
+            });
+        }
+        // Others that have given up matter only if they gave up on the one that this rank waits for: who waits
+        // for somebody else may still end the operation.
+        if let Some(by) = self.others().find(|&rank| failure(rank).is_some_and(|f| f.culprit == peer)) {
+            return Some(self.lost(peer, stage, Cause::ReportedBy(by)));
+        }
+        let gone = self.local.lost[peer].load(Ordering::Acquire);
+        gone.then(|| self.lost(peer, stage, Cause::Gone))
+    }
+
+    fn lost(&self, peer: usize, stage: Stage, cause: Cause) -> ShmError {
+        ShmError::PeerLost { me: self.me, peer, operation: self.operation, stage, cause }
+    }
+
+    /// Names the one that is furthest behind: others may be waiting for it themselves.
+    fn blame(&self, waiting_for: usize, waited: Duration, stage: Stage) -> ShmError {
+        // The one waited for comes first, so that it is named among equals.
+        let all = std::iter::once(waiting_for).chain(self.others());
+        let peer = all.min_by_key(|&peer| self.pace(peer)[..2].to_vec()).unwrap_or(waiting_for);
+        self.lost(peer, stage, Cause::Silent(waited))
+    }
+
+    /// Tells everybody that this rank has given up.
+    pub(super) fn tell(&self, error: &ShmError) {
+        let failure = Failure {
+            aborted: matches!(error, ShmError::Aborted { .. }),
+            culprit: error.culprit().unwrap_or(self.me),
+            operation: self.operation,
+        };
+        post(&self.own().progress().failed, failure.encode());
+        for peer in self.others() {
+            let word = &self.members[peer].bell().rung;
+            word.fetch_add(1, Ordering::SeqCst);
+            wake(word);
+        }
+    }
+
+    /// Shows that this rank works, and finds out whether it should.
+    pub(super) fn beat(&self) -> Result<(), ShmError> {
+        let beats = &self.own().progress().beats;
+        beats.store(beats.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        if self.local.aborted.load(Ordering::Relaxed) {
+            return Err(ShmError::Aborted { by: self.me, operation: self.operation });
+        }
+        Ok(())
+    }
+}
+
+/// Why a rank gave up, in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Failure {
+    aborted: bool,
+    culprit: usize,
+    operation: u64,
+}
+
+impl Failure {
+    const THERE: u64 = 1 << 63;
+    const ABORTED: u64 = 1 << 62;
+
+    fn encode(self) -> u64 {
+        let aborted = if self.aborted { Self::ABORTED } else { 0 };
+        Self::THERE | aborted | (self.culprit as u64 & 0xff) << 48 | self.operation & 0xffff_ffff_ffff
+    }
+
+    fn decode(word: u64) -> Option<Self> {
+        (word & Self::THERE != 0).then_some(Self {
+            aborted: word & Self::ABORTED != 0,
+            culprit: (word >> 48 & 0xff) as usize,
+            operation: word & 0xffff_ffff_ffff,
+        })
+    }
+}
+
+/// Sleeps while the word is `value`, at most so long; may return early.
+fn sleep_at(word: &AtomicU32, value: u32, at_most: Duration) {
+    let timeout = Timespec::try_from(at_most).ok();
+    // Every error (the word has changed, a signal came, time is over) means: look again.
+    let _ = futex::wait(word, futex::Flags::empty(), value, timeout.as_ref());
+}
+
+/// Wakes whoever sleeps at a word, in any process.
+pub(super) fn wake(word: &AtomicU32) {
+    // Waking can't fail: the word is valid memory.
+    let _ = futex::wake(word, futex::Flags::empty(), 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_survive_their_encoding() {
+        for aborted in [false, true] {
+            let failure = Failure { aborted, culprit: 63, operation: 0xffff_ffff_fffe };
+            assert_eq!(Failure::decode(failure.encode()), Some(failure));
+        }
+        assert_eq!(Failure::decode(0), None);
+    }
+}
