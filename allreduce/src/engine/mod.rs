@@ -17,6 +17,7 @@ mod compute;
 mod link;
 pub(crate) mod memory;
 mod op;
+mod payload;
 mod post;
 mod receive;
 mod repair;
@@ -228,8 +229,8 @@ impl Engine {
                 self.stream_down(peer);
             }
             Event::Refused { peer, cause } => {
-                // Before the first stream the peer may only be late.
-                if self.link(peer).is_some_and(|l| l.was_up && l.streams == 0) {
+                // Before the first stream the peer may only be late; one that left in order is no loss.
+                if self.link(peer).is_some_and(|l| l.was_up && l.streams == 0 && !l.has_left) {
                     self.lose(peer, cause);
                 }
             }

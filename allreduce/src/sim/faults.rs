@@ -75,7 +75,7 @@ fn assert_all_done(world: &World, seed: u64) {
 
 #[test]
 fn broken_links_pauses_and_flipped_bits_cost_time_only() {
-    for_each_seed("broken_links_pauses_and_flipped_bits_cost_time_only", 200, |seed| {
+    for_each_seed("broken_links_pauses_and_flipped_bits_cost_time_only", 120, |seed| {
         let (mut world, loads) = world(seed);
         let n = world.nodes.len() as u64;
         world.corrupt_percent = world.rng.below(2) * 3;
@@ -111,7 +111,7 @@ fn a_short_partition_is_repaired() {
 
 #[test]
 fn survivors_of_a_crash_name_the_lost_rank_at_once() {
-    for_each_seed("survivors_of_a_crash_name_the_lost_rank_at_once", 200, |seed| {
+    for_each_seed("survivors_of_a_crash_name_the_lost_rank_at_once", 120, |seed| {
         let (mut world, loads) = world(seed ^ 0xdead);
         let dead = world.rng.below(world.nodes.len() as u64) as usize;
         let at = world.rng.us(4000);

@@ -128,7 +128,7 @@ pub(super) fn for_each_seed(name: &str, normal: u64, test: impl Fn(u64) + std::p
 
 #[test]
 fn results_are_those_of_the_oracle() {
-    for_each_seed("results_are_those_of_the_oracle", 500, |seed| {
+    for_each_seed("results_are_those_of_the_oracle", 300, |seed| {
         let mut rng = Rng(seed);
         let nodes = world_of(&mut rng);
         let loads = vec![random_load(&mut rng, &nodes, u64::MAX)];

@@ -15,7 +15,7 @@ mod stream;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -128,14 +128,21 @@ pub(crate) struct Shared {
     wake: OwnedFd,
     /// All sockets, and `wake`.
     sockets: OwnedFd,
-    /// `sockets`, unless a caller drives; the thread sleeps on it.
+    /// `wake`, and `sockets` unless callers drive; the thread sleeps on it.
     gate: OwnedFd,
+    /// Whether `sockets` are in the gate. Changed by whoever drives.
+    is_gate_open: AtomicBool,
+    /// When a caller last drove, in microseconds since the start.
+    last_drive: AtomicU64,
     /// When the thread will look by itself, in microseconds since the start.
     sleeps_until: AtomicU64,
     start: Instant,
     /// How long to look for events before sleeping.
     spin: Duration,
 }
+
+/// While callers drive, the thread looks this often whether they still do.
+const LOOK: Duration = Duration::from_millis(1);
 
 const GATE: epoll::EventData = epoll::EventData::new_u64(0);
 
@@ -156,6 +163,7 @@ impl Shared {
             let gate = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             epoll::add(&sockets, &wake, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
             epoll::add(&gate, &sockets, GATE, epoll::EventFlags::IN)?;
+            epoll::add(&gate, &wake, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
             Ok((wake, sockets, gate))
         };
         let (wake, sockets, gate) = create().map_err(|e| failed("create an epoll set for", e.into()))?;
@@ -173,6 +181,8 @@ impl Shared {
             wake,
             sockets,
             gate,
+            is_gate_open: AtomicBool::new(true),
+            last_drive: AtomicU64::new(0),
             sleeps_until: AtomicU64::new(u64::MAX),
             start: Instant::now(),
             spin,
@@ -242,18 +252,26 @@ impl Shared {
             let Ok(mut core) = self.core.try_lock() else {
                 return slot.wait();
             };
-            self.set_gate(epoll::EventFlags::empty());
+            self.set_gate(false);
             self.drive(&mut core, |_| slot.is_ended());
-            self.set_gate(epoll::EventFlags::IN);
-            let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
+            // The gate stays closed: a caller that waits once will wait again, and what peers send in between
+            // would only wake the thread to take its core. The thread looks by itself whether that was wrong.
+            let now = self.now();
+            self.last_drive.store(now.as_micros() as u64, Ordering::Release);
+            let look = now + LOOK;
+            let deadline =
+                if core.has_more { Duration::ZERO } else { core.deadline().map_or(look, |d| d.min(look)) };
             drop(core);
-            self.wake_for(deadline);
+            self.wake_for(Some(deadline));
         }
     }
 
-    fn set_gate(&self, flags: epoll::EventFlags) {
-        // Both are ours and open.
-        let _ = epoll::modify(&self.gate, &self.sockets, GATE, flags);
+    fn set_gate(&self, open: bool) {
+        if self.is_gate_open.swap(open, Ordering::AcqRel) != open {
+            let flags = if open { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+            // Both are ours and open.
+            let _ = epoll::modify(&self.gate, &self.sockets, GATE, flags);
+        }
     }
 
     fn take_commands(&self, core: &mut Core) -> bool {
@@ -295,27 +313,43 @@ impl Shared {
     fn run(&self) {
         loop {
             let mut core = lock(&self.core);
-            let mut idle_since = None;
-            loop {
-                if self.turn(&mut core, Duration::ZERO) {
-                    idle_since = None;
-                    continue;
-                }
-                let since = *idle_since.get_or_insert_with(|| self.now());
-                if self.now() - since >= self.spin {
-                    break;
-                }
-            }
+            self.settle(&mut core);
             if core.is_over() {
                 return core.shut_down();
             }
-            let deadline = core.deadline();
+            let now = self.now();
+            let quiet = now.saturating_sub(Duration::from_micros(self.last_drive.load(Ordering::Acquire)));
+            // Operations that nobody waits for are the thread's, and everything when callers are done.
+            if core.engine.operations() > 0 || quiet > LOOK / 2 {
+                self.set_gate(true);
+            }
+            let mut deadline = core.deadline();
+            if !self.is_gate_open.load(Ordering::Acquire) {
+                deadline = Some(deadline.map_or(now + LOOK, |d| d.min(now + LOOK)));
+            }
             self.sleeps_until.store(deadline.map_or(u64::MAX, |d| d.as_micros() as u64), Ordering::Release);
             drop(core);
             let timeout = deadline.map(|d| options::timespec(d.saturating_sub(self.now())));
-            let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
+            let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
             // Whatever it is, the next round finds out.
             let _ = epoll::wait(&self.gate, &mut events[..], timeout.as_ref());
+        }
+    }
+
+    /// Does everything until nothing has happened for a while.
+    fn settle(&self, core: &mut Core) {
+        // Callers that drive spin themselves.
+        let spin = if self.is_gate_open.load(Ordering::Acquire) { self.spin } else { Duration::ZERO };
+        let mut idle_since = None;
+        loop {
+            if self.turn(core, Duration::ZERO) {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(|| self.now());
+            if self.now() - since >= spin {
+                return;
+            }
         }
     }
 }
