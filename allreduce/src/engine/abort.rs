@@ -36,6 +36,11 @@ impl Engine {
         }
     }
 
+    /// After a failure: whether a peer that operations needed has never been connected, so that it doesn't know yet.
+    pub(crate) fn has_untold_peers(&self) -> bool {
+        self.failed.is_some() && self.links.iter().any(|link| link.wanted_since.is_some() && !link.was_up)
+    }
+
     pub(super) fn fail(&mut self, error: Error) {
         if self.failed.is_some() {
             return;

@@ -119,7 +119,8 @@ impl Core {
     pub fn is_over(&self) -> bool {
         self.closing.is_some_and(|deadline| {
             let idle = |c: &Option<Conn>| !matches!(c, Some(Conn::Open(s)) if !s.is_idle());
-            self.now >= deadline || (self.engine.is_drained() && self.conns.iter().all(idle))
+            let all_know = !self.engine.has_untold_peers();
+            self.now >= deadline || (all_know && self.engine.is_drained() && self.conns.iter().all(idle))
         })
     }
 
