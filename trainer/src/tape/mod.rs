@@ -107,6 +107,7 @@ struct Recorded<'a, E: Element> {
     out: usize,
 }
 
+#[allow(clippy::large_enum_variant, reason = "nearly all are fused ones, which a box would allocate each")]
 enum Op<'a, E: Element> {
     Fused(ops::Op<E>),
     Segment(Segment<'a, E>),
