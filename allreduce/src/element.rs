@@ -1,5 +1,6 @@
 //! The operations of a reduction, and what element types mean to it.
 
+use muster_kernels::reduce::ReduceOp;
 pub use muster_kernels::reduce::{Number as Element, NumberType as DataType};
 
 /// The type in which sums of a type are kept, and in which partial sums travel.
@@ -34,6 +35,15 @@ impl Operation {
             Self::Mean => "mean",
             Self::Min => "min",
             Self::Max => "max",
+        }
+    }
+
+    /// What the kernels do for it; a mean is a sum with a divisor.
+    pub(crate) const fn reduction(self) -> ReduceOp {
+        match self {
+            Self::Sum | Self::Mean => ReduceOp::Sum,
+            Self::Min => ReduceOp::Min,
+            Self::Max => ReduceOp::Max,
         }
     }
 }

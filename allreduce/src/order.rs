@@ -1,53 +1,8 @@
 //! The canonical order of summation: a balanced tree over the ranks of each node, then one over the nodes.
 //!
-//! A tree over n values whose number is no power of two folds the first 2 (n - 2^floor(log2 n)) values in pairs and
-//! halves the rest: what recursive doubling does. Ranks that do not take part are left out and their partner's value
-//! goes up alone. Every algorithm but the ring gives this order, so results do not depend on which one ran.
+//! [`fold`] is its definition. Every algorithm but the ring gives this order, so results do not depend on which one ran.
 
-/// Combines the values of all ranks, `nodes[i]` of them in the i-th node, in canonical order.
-///
-/// `leaf` gives a rank's value, or none if the rank does not take part; the result is none if nobody does.
-pub fn fold<T>(
-    nodes: &[usize],
-    mut leaf: impl FnMut(usize) -> Option<T>,
-    mut combine: impl FnMut(T, T) -> T,
-) -> Option<T> {
-    let mut next = 0;
-    let mut sums = Vec::with_capacity(nodes.len());
-    for &len in nodes {
-        let values = (next..next + len).map(&mut leaf).collect();
-        sums.push(tree(values, &mut combine));
-        next += len;
-    }
-    tree(sums, &mut combine)
-}
-
-fn tree<T>(values: Vec<Option<T>>, combine: &mut impl FnMut(T, T) -> T) -> Option<T> {
-    if values.is_empty() {
-        return None;
-    }
-    let mut both = |a: Option<T>, b: Option<T>| match (a, b) {
-        (Some(a), Some(b)) => Some(combine(a, b)),
-        (one, other) => one.or(other),
-    };
-    let folded = values.len() - (1 << values.len().ilog2());
-    let mut values = values.into_iter();
-    let mut level = Vec::new();
-    for _ in 0..folded {
-        let (a, b) = (values.next().flatten(), values.next().flatten());
-        level.push(both(a, b));
-    }
-    level.extend(values);
-    while level.len() > 1 {
-        let mut pairs = level.into_iter();
-        let mut up = Vec::new();
-        while let Some(a) = pairs.next() {
-            up.push(both(a, pairs.next().flatten()));
-        }
-        level = up;
-    }
-    level.pop().flatten()
-}
+pub use muster_kernels::reduce::fold;
 
 /// The sum of weights, in canonical order, so that every algorithm finds the same bits.
 pub fn total_weight(nodes: &[usize], weights: &[f32]) -> f32 {

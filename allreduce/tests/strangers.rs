@@ -1,19 +1,19 @@
 //! Whoever knocks at the port without the key costs a log line, and never holds up the ranks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of them")]
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
-    Timeouts,
+    CommOptions, Communicator, CostModel, Error, Listener, Membership, OpOptions, Timeouts,
 };
 use muster_proto::{Generation, Rank};
 
 fn options(key: &[u8]) -> CommOptions {
-    let timeouts = Timeouts::new(Duration::from_millis(400), Duration::from_secs(10)).unwrap();
-    CommOptions { timeouts, ..CommOptions::new(Security::PreSharedKey(Key::new(key).unwrap())) }
+    common::options(key, Duration::from_millis(400), Duration::from_secs(10))
 }
 
 const KEY: &[u8] = b"the key of this run";
@@ -21,12 +21,7 @@ const KEY: &[u8] = b"the key of this run";
 fn pair() -> (Vec<Listener>, Membership) {
     let listeners: Vec<Listener> =
         (0..2).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-    let member = |(i, l): (usize, &Listener)| Member {
-        id: i.to_string(),
-        node: "here".into(),
-        addresses: vec![l.address().unwrap()],
-    };
-    let members = listeners.iter().enumerate().map(member).collect();
+    let members = common::members(listeners.iter().map(|l| l.address().unwrap()));
     (listeners, Membership::new("run", Generation(4), members, CostModel::default()).unwrap())
 }
 

@@ -1,34 +1,23 @@
 //! Communicators over real sockets, one thread per rank.
 #![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of them")]
 
+mod common;
+
 use std::time::Duration;
 
 use muster_allreduce::plan::Algorithm;
-use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
-    Timeouts, Wire,
-};
+use muster_allreduce::{CommOptions, Communicator, CostModel, Error, Listener, Membership, OpOptions, Wire};
 use muster_proto::{Generation, Rank};
 
-fn key() -> Security {
-    Security::PreSharedKey(Key::new(b"sixteen bytes or more").unwrap())
-}
-
 fn options() -> CommOptions {
-    let timeouts = Timeouts::new(Duration::from_secs(2), Duration::from_secs(20)).unwrap();
-    CommOptions { timeouts, ..CommOptions::new(key()) }
+    common::options(b"sixteen bytes or more", Duration::from_secs(2), Duration::from_secs(20))
 }
 
 /// One communicator per rank, each in its thread; returns what they return, in rank order.
 fn world<R: Send>(n: usize, options: &CommOptions, f: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let listeners: Vec<Listener> =
         (0..n).map(|_| Listener::bind(([127, 0, 0, 1], 0).into()).unwrap()).collect();
-    let member = |(i, l): (usize, &Listener)| Member {
-        id: i.to_string(),
-        node: "here".into(),
-        addresses: vec![l.address().unwrap()],
-    };
-    let members: Vec<Member> = listeners.iter().enumerate().map(member).collect();
+    let members = common::members(listeners.iter().map(|l| l.address().unwrap()));
     let membership = Membership::new("test", Generation(1), members, CostModel::default()).unwrap();
     std::thread::scope(|scope| {
         let join = |(rank, listener): (usize, Listener)| {

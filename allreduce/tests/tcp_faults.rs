@@ -10,14 +10,12 @@
     reason = "helpers of tests stand outside of them"
 )]
 
+mod common;
 mod process;
 
 use std::time::{Duration, Instant};
 
-use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
-    Timeouts,
-};
+use muster_allreduce::{Communicator, CostModel, Error, Listener, Membership, OpOptions};
 use muster_proto::{Generation, Rank as Number};
 use process::{Fault, Rank, inputs, role, trials};
 use xxhash_rust::xxh3::xxh3_64;
@@ -33,16 +31,9 @@ fn join(run: &str, generation: u64, lease: Duration, budget: Duration) -> Commun
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let words: Vec<u16> = line.split_whitespace().map(|w| w.parse().unwrap()).collect();
-    let member = |(id, port): (usize, &u16)| Member {
-        id: id.to_string(),
-        node: "here".into(),
-        addresses: vec![([127, 0, 0, 1], *port).into()],
-    };
-    let members = words[1..].iter().enumerate().map(member).collect();
+    let members = common::members(words[1..].iter().map(|&port| ([127, 0, 0, 1], port).into()));
     let world = Membership::new(run, Generation(generation), members, CostModel::default()).unwrap();
-    let timeouts = Timeouts::new(lease, budget).unwrap();
-    let key = Security::PreSharedKey(Key::new(b"sixteen bytes or more").unwrap());
-    let options = CommOptions { timeouts, ..CommOptions::new(key) };
+    let options = common::options(b"sixteen bytes or more", lease, budget);
     Communicator::new(world, Number(words[0].into()), Some(listener), options).unwrap()
 }
 

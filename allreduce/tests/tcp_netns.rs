@@ -9,16 +9,14 @@
     reason = "helpers of tests stand outside of them"
 )]
 
+mod common;
 mod process;
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use muster_allreduce::{
-    CommOptions, Communicator, CostModel, Error, Key, Listener, Member, Membership, OpOptions, Security,
-    Timeouts,
-};
+use muster_allreduce::{Communicator, CostModel, Error, Listener, Member, Membership, OpOptions};
 use muster_proto::{Generation, Rank as Number};
 use process::{Rank, role};
 use xxhash_rust::xxh3::xxh3_64;
@@ -90,9 +88,7 @@ fn rank_process() {
         |rank: u32| Member { id: rank.to_string(), node: rank.to_string(), addresses: vec![address(rank)] };
     let world =
         Membership::new(&role[0], Generation(1), [0, 1].map(member).to_vec(), CostModel::default()).unwrap();
-    let timeouts = Timeouts::new(Duration::from_secs(3), BUDGET).unwrap();
-    let key = Security::PreSharedKey(Key::new(b"sixteen bytes or more").unwrap());
-    let options = CommOptions { timeouts, ..CommOptions::new(key) };
+    let options = common::options(b"sixteen bytes or more", Duration::from_secs(3), BUDGET);
     let listener = Listener::bind(address(me)).unwrap();
     let world = Communicator::new(world, Number(me), Some(listener), options).unwrap();
     let mut digest = 0_u64;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use muster_kernels::isa::Isa;
-use muster_kernels::reduce::ReduceOp;
 
 use super::compute::{Job, convert};
 use super::memory::Slab;
@@ -78,12 +77,7 @@ impl Op {
         parts: &'a [Option<&'a [u8]>],
         weights: &'a [f32],
     ) -> Job<'a> {
-        let op = match self.operation {
-            Operation::Sum | Operation::Mean => ReduceOp::Sum,
-            Operation::Min => ReduceOp::Min,
-            Operation::Max => ReduceOp::Max,
-        };
-        Job { isa, op, nodes, parts, weights, divisor: None }
+        Job { isa, op: self.operation.reduction(), nodes, parts, weights, divisor: None }
     }
 
     fn reduce(&mut self, reduce: &Reduce, env: &mut Env<'_>) {

@@ -42,7 +42,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_kernels::isa::Isa;
-use muster_kernels::reduce::{ReduceOp, Reduction, Stores, Tree};
+use muster_kernels::reduce::{Reduction, Stores, Tree};
 
 pub use error::{Cause, ShmError, Stage};
 pub use memory::ARENA_ALIGN;
@@ -308,11 +308,7 @@ impl ShmGroup {
         });
         Reduction {
             isa: self.isa,
-            op: match how {
-                Operation::Sum | Operation::Mean => ReduceOp::Sum,
-                Operation::Min => ReduceOp::Min,
-                Operation::Max => ReduceOp::Max,
-            },
+            op: how.reduction(),
             tree: self.some.as_ref().unwrap_or(&self.everybody),
             weights: &self.weights,
             divisor: divisor.filter(|&d| d != 0.0),

@@ -1,7 +1,6 @@
 //! What the results must be, one element at a time.
 
 use half::{bf16, f16};
-use muster_kernels::reduce::ReduceOp;
 use muster_kernels::reference;
 
 use crate::element::{DataType, Element, Operation};
@@ -35,15 +34,10 @@ fn typed<T: Element>(operation: Operation, nodes: &[usize], inputs: &[Vec<u8>], 
     if total == 0.0 {
         return vec![0; size_of::<T>() * inputs[0].len()];
     }
-    let op = match operation {
-        Operation::Sum | Operation::Mean => ReduceOp::Sum,
-        Operation::Min => ReduceOp::Min,
-        Operation::Max => ReduceOp::Max,
-    };
     let divisor = (operation == Operation::Mean).then_some(total);
     let at = |i: usize| -> T {
         let parts: Vec<Option<T>> = inputs.iter().map(|x| Some(x[i])).collect();
-        reference::reduce::<T, T>(op, nodes, &parts, weights, divisor)
+        reference::reduce::<T, T>(operation.reduction(), nodes, &parts, weights, divisor)
     };
     let out: Vec<T> = (0..inputs[0].len()).map(at).collect();
     bytemuck::cast_slice(&out).to_vec()

@@ -20,7 +20,7 @@ mod tree;
 use std::marker::PhantomData;
 
 pub use number::{Accumulator, Number, NumberType};
-pub use tree::Tree;
+pub use tree::{Tree, fold};
 
 use crate::isa::{Isa, dispatch};
 use pass::{Greatest, Least, Pass, Plus};

@@ -1,5 +1,8 @@
 //! Copies through the caches and past them.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::__m128i;
+
 use super::Stores;
 
 /// Copies bytes with plain vector stores.
@@ -11,24 +14,38 @@ use super::Stores;
 /// As for [`store`].
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128};
+    use std::arch::x86_64::_mm_storeu_si128;
     let body = bytes / 64 * 64;
     // SAFETY: all of it lies inside both ranges. SSE2 is part of x86-64.
     unsafe {
+        lines(from, to, body, |at, x| _mm_storeu_si128(at, x));
+        std::ptr::copy_nonoverlapping(from.add(body), to.add(body), bytes - body);
+    }
+}
+
+/// Copies whole lines of 64 bytes with a store of 16.
+///
+/// # Safety
+/// As for [`store`], with what `put` needs of its address.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn lines(from: *const u8, to: *mut u8, bytes: usize, put: impl Fn(*mut __m128i, __m128i)) {
+    use std::arch::x86_64::_mm_loadu_si128;
+    // SAFETY: the caller's promise.
+    unsafe {
         let (mut source, mut target) = (from, to);
-        let end = from.add(body);
+        let end = from.add(bytes);
         while source < end {
             let line = source.cast::<__m128i>();
             let (a, b) = (_mm_loadu_si128(line), _mm_loadu_si128(line.add(1)));
             let (c, d) = (_mm_loadu_si128(line.add(2)), _mm_loadu_si128(line.add(3)));
             let line = target.cast::<__m128i>();
-            _mm_storeu_si128(line, a);
-            _mm_storeu_si128(line.add(1), b);
-            _mm_storeu_si128(line.add(2), c);
-            _mm_storeu_si128(line.add(3), d);
+            put(line, a);
+            put(line.add(1), b);
+            put(line.add(2), c);
+            put(line.add(3), d);
             (source, target) = (source.add(64), target.add(64));
         }
-        std::ptr::copy_nonoverlapping(source, target, bytes - body);
     }
 }
 
@@ -53,28 +70,17 @@ pub(super) unsafe fn store<T>(stores: Stores, from: *const T, to: *mut T, m: usi
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    use std::arch::x86_64::_mm_stream_si128;
     // Whole lines only: a line written in part past the caches costs several times a whole one.
     let head = to.align_offset(64).min(bytes);
     let body = (bytes - head) / 64 * 64;
+    let tail = head + body;
     // SAFETY: the three parts lie inside both ranges; stores of the middle are aligned to 64 bytes. SSE2 is
     // part of x86-64.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
-        let (mut source, mut target) = (from.add(head), to.add(head));
-        let end = source.add(body);
-        while source < end {
-            let line = source.cast::<__m128i>();
-            let (a, b) = (_mm_loadu_si128(line), _mm_loadu_si128(line.add(1)));
-            let (c, d) = (_mm_loadu_si128(line.add(2)), _mm_loadu_si128(line.add(3)));
-            let line = target.cast::<__m128i>();
-            _mm_stream_si128(line, a);
-            _mm_stream_si128(line.add(1), b);
-            _mm_stream_si128(line.add(2), c);
-            _mm_stream_si128(line.add(3), d);
-            (source, target) = (source.add(64), target.add(64));
-        }
-        std::ptr::copy_nonoverlapping(source, target, bytes - head - body);
+        lines(from.add(head), to.add(head), body, |at, x| _mm_stream_si128(at, x));
+        std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
     }
 }
 

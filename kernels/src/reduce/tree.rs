@@ -30,14 +30,6 @@ enum Node {
 }
 
 impl Node {
-    fn join(left: Option<Self>, right: Option<Self>) -> Option<Self> {
-        match (left, right) {
-            (Some(l), Some(r)) => Some(Self::Sum(Box::new([l, r]))),
-            // An absent contribution is the identity: the other side alone.
-            (one, other) => one.or(other),
-        }
-    }
-
     fn leaf(&self) -> Option<usize> {
         if let Self::Leaf(i) = self { Some(*i) } else { None }
     }
@@ -73,25 +65,46 @@ impl Node {
     }
 }
 
-/// Combines items in the balanced order.
-fn balanced(mut items: Vec<Option<Node>>) -> Option<Node> {
+/// Combines the values of all ranks, `groups[i]` of them in the i-th node, in the canonical order.
+///
+/// `leaf` gives a rank's value, or none if the rank does not take part: its partner's value goes up alone. The result is
+/// none if nobody does.
+pub fn fold<T>(
+    groups: &[usize],
+    mut leaf: impl FnMut(usize) -> Option<T>,
+    mut combine: impl FnMut(T, T) -> T,
+) -> Option<T> {
+    let mut next = 0;
+    let mut nodes = Vec::with_capacity(groups.len());
+    for &len in groups {
+        nodes.push(balanced((next..next + len).map(&mut leaf).collect(), &mut combine));
+        next += len;
+    }
+    balanced(nodes, &mut combine)
+}
+
+fn balanced<T>(mut items: Vec<Option<T>>, combine: &mut impl FnMut(T, T) -> T) -> Option<T> {
     if items.is_empty() {
         return None;
     }
     let whole = 1 << items.len().ilog2();
     let extra = items.len() - whole;
     let mut rest = items.split_off(2 * extra);
-    let mut level = pairs(items);
+    let mut level = pairs(items, combine);
     level.append(&mut rest);
     while level.len() > 1 {
-        level = pairs(level);
+        level = pairs(level, combine);
     }
     level.pop().flatten()
 }
 
-fn pairs(items: Vec<Option<Node>>) -> Vec<Option<Node>> {
+fn pairs<T>(items: Vec<Option<T>>, combine: &mut impl FnMut(T, T) -> T) -> Vec<Option<T>> {
     let mut items = items.into_iter();
-    std::iter::from_fn(|| Some(Node::join(items.next()?, items.next()?))).collect()
+    let both = || match (items.next()?, items.next()?) {
+        (Some(a), Some(b)) => Some(Some(combine(a, b))),
+        (one, other) => Some(one.or(other)),
+    };
+    std::iter::from_fn(both).collect()
 }
 
 /// The order in which the contributions that exist are combined.
@@ -114,13 +127,8 @@ impl Tree {
     /// assert_eq!(all.inputs(), 4);
     /// ```
     pub fn new(groups: &[usize], present: impl Fn(usize) -> bool) -> Self {
-        let mut rank = 0;
-        let nodes = groups.iter().map(|&count| {
-            let ranks = rank..rank + count;
-            rank = ranks.end;
-            balanced(ranks.map(|r| present(r).then_some(Node::Leaf(r))).collect())
-        });
-        let root = balanced(nodes.collect());
+        let leaf = |rank| present(rank).then_some(Node::Leaf(rank));
+        let root = fold(groups, leaf, |left, right| Node::Sum(Box::new([left, right])));
         let mut steps = Vec::new();
         if let Some(root) = root {
             root.compile(&mut steps);
@@ -134,7 +142,7 @@ impl Tree {
             }
             depth = depth.max(now);
         }
-        Self { steps, depth, inputs: rank }
+        Self { steps, depth, inputs: groups.iter().sum() }
     }
 
     /// Contributions it was made for, present or not.

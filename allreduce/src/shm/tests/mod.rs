@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::{bf16, f16};
-use muster_kernels::reduce::{Number, ReduceOp};
+use muster_kernels::reduce::Number;
 use muster_kernels::{reference, rng};
 
 use super::*;
@@ -57,16 +57,11 @@ fn expected<I: Number, O: Number<Acc = I::Acc>>(
     weights: &[f32],
 ) -> Vec<O> {
     let n = inputs.len();
-    let op = match how {
-        Operation::Sum | Operation::Mean => ReduceOp::Sum,
-        Operation::Min => ReduceOp::Min,
-        Operation::Max => ReduceOp::Max,
-    };
     let total = order::total_weight(&[n], weights);
     let divisor = (how == Operation::Mean && total != 0.0).then_some(total);
     let element = |i: usize| {
         let column: Vec<_> = inputs.iter().map(|x| Some(x[i])).collect();
-        reference::reduce(op, &[n], &column, weights, divisor)
+        reference::reduce(how.reduction(), &[n], &column, weights, divisor)
     };
     (0..inputs[0].len()).map(element).collect()
 }
