@@ -23,6 +23,7 @@ pub use error::{Error, Loss, Phase, Result};
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
 pub use tcp::{Key, Listener, Security};
 pub use timeouts::Timeouts;
+pub use world::{Pending, SumBuffer, World};
 
 mod bucket;
 mod comm;
@@ -40,3 +41,4 @@ pub mod shm;
 mod sim;
 mod tcp;
 mod timeouts;
+mod world;

@@ -1,4 +1,4 @@
-//! The run specification, shared newtypes, the limits of every queue and map, and the name that was probably meant.
+//! The run specification, the messages and services of `muster.v1`, shared newtypes, the limits of every queue and map, and the name that was probably meant.
 #![forbid(unsafe_code)]
 
 pub use ids::{Generation, Rank, Step};
@@ -9,3 +9,5 @@ mod ids;
 pub mod limits;
 mod nearest;
 pub mod run_spec;
+#[cfg(feature = "rpc")]
+pub mod v1;
