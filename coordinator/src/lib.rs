@@ -4,6 +4,8 @@
 //! run has one rank: there is no membership, no generation and no discovery.
 #![forbid(unsafe_code)]
 
+pub mod gang;
+
 pub use placement::{Assignment, NodeFacts, Placement, PlacementError, RanksWanted, place};
 
 mod placement;

@@ -97,3 +97,31 @@ pub const MAX_CGROUP_DEPTH: usize = 64;
 pub const MAX_NODES: usize = 4_096;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
+
+/// Most ranks that one node agent runs.
+pub const MAX_RANKS_PER_NODE: usize = 256;
+/// Largest message between an agent and a rank, or of an RPC, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Commands that wait for a rank to read them; a rank that reads none of so many is stuck.
+pub const RANK_COMMAND_QUEUE: usize = 64;
+/// A rank that doesn't take a command for this long is stuck.
+pub const RANK_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages of ranks that wait for the agent; ranks wait when it is full.
+pub const AGENT_INBOX: usize = 1_024;
+/// Events of an agent that wait for the coordinator. When it is full, progress and log lines are dropped; a session
+/// that has no room for anything else is closed, and the next one begins with the state of all ranks.
+pub const SESSION_QUEUE: usize = 4_096;
+/// Ended ranks that an agent remembers for coordinators that were away.
+pub const ENDED_RANKS_KEPT: usize = 256;
+/// Longest log line of a rank, in bytes; the rest of it is dropped.
+pub const MAX_LOG_LINE_BYTES: usize = 4_096;
+/// Log lines of a rank that are shipped per second, on average; more are counted and dropped.
+pub const LOG_LINES_PER_SECOND: u64 = 200;
+/// Log lines of a rank that may come at once.
+pub const LOG_LINES_BURST: u64 = 2_000;
+/// Log lines that are shipped together.
+pub const LOG_BATCH_LINES: usize = 64;
+/// How long a log line waits for others to be shipped with.
+pub const LOG_BATCH_DELAY: Duration = Duration::from_millis(200);
+/// Time that ranks of an agent that was told to end have to leave.
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);

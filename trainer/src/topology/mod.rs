@@ -9,9 +9,10 @@
 pub use alloc::keep_freed_memory;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
-pub use limits::{MemoryFacts, Quota, Throttling};
+pub use limits::{MemoryFacts, Quota, Throttling, memory_kills};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 pub use pinning::{Pinning, pinning};
+pub use ranks::{RankCpus, Split, SplitError, split_cpus};
 
 mod alloc;
 mod budget;
@@ -21,5 +22,6 @@ mod facts;
 mod limits;
 mod numa;
 mod pinning;
+mod ranks;
 #[cfg(test)]
 mod tests;
