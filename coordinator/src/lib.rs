@@ -5,7 +5,12 @@
 #![forbid(unsafe_code)]
 
 pub mod gang;
+pub mod run;
+pub mod secret;
+pub mod store;
 
-pub use placement::{Assignment, NodeFacts, Placement, PlacementError, RanksWanted, place};
+pub use placement::{
+    Assignment, NodeFacts, NodeRanksError, Placement, PlacementError, RanksWanted, place, ranks_on,
+};
 
 mod placement;

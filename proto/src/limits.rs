@@ -125,3 +125,46 @@ pub const LOG_BATCH_LINES: usize = 64;
 pub const LOG_BATCH_DELAY: Duration = Duration::from_millis(200);
 /// Time that ranks of an agent that was told to end have to leave.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Runs that a coordinator queues or runs at once.
+pub const MAX_OPEN_RUNS: usize = 1_000;
+/// Runs that are over and kept as history.
+pub const MAX_RUNS_KEPT: usize = 1_000;
+/// Events of a run that are kept.
+pub const MAX_RUN_EVENTS: usize = 10_000;
+/// Log lines of a run that are kept.
+pub const MAX_RUN_LOG_LINES: usize = 20_000;
+/// Requests and events that wait for the coordinator's owner task.
+pub const COORDINATOR_INBOX: usize = 4_096;
+/// Commands that wait for a session to send them; a session that has no room is closed.
+pub const SESSION_COMMANDS: usize = 1_024;
+/// Changes of a run that wait for somebody who watches it; who is slower is sent away.
+pub const WATCH_QUEUE: usize = 256;
+/// Most people or programs that watch one run or its logs at once.
+pub const MAX_WATCHERS: usize = 64;
+/// Events of training that are kept for the next message to those who watch.
+pub const MAX_PENDING_NOTES: usize = 1_024;
+/// Deadline of opening a connection between coordinator and agent.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of a short RPC.
+pub const RPC_TIMEOUT: Duration = Duration::from_secs(10);
+/// An idle connection between coordinator and agent is probed this often.
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// A probe without an answer for this long ends the connection.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Shortest and longest pause before a broken session is opened again.
+pub const RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often an agent announces itself.
+pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
+/// An agent that has not announced itself for this long is forgotten.
+pub const ANNOUNCE_EXPIRY: Duration = Duration::from_secs(30);
+/// How often host names of agents are resolved again.
+pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Requests that one connection to the coordinator may have open at once.
+pub const MAX_CONCURRENT_REQUESTS: u32 = 128;
+/// How long smaller runs may overtake one that waits for more nodes.
+pub const BACKFILL_WINDOW: Duration = Duration::from_secs(600);
+/// Shortest and longest pause before a run that went back to the queue starts again.
+pub const REQUEUE_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
+/// Times that a run may go back to the queue without a step in between.
+pub const MAX_REQUEUES: u32 = 50;

@@ -188,7 +188,7 @@ mod tests {
     fn cores(topology: &Topology) -> Vec<Core> {
         let cores = topology.objects_with_type(ObjectType::Core);
         let cpus = |object: &hwlocality::object::TopologyObject| {
-            object.cpuset().unwrap().iter_set().map(|idx| usize::from(idx) as u32).collect()
+            object.cpuset().unwrap().iter_set().map(|idx| usize::from(idx) as u32).collect::<Vec<u32>>()
         };
         cores.map(|object| Core { package: 0, cpus: cpus(object) }).collect()
     }
@@ -243,7 +243,7 @@ mod tests {
         let mut facts = machine("pack:2 numa:1 core:8 pu:1");
         facts.quota = Some(Quota { cpus: 6.5, place: "cpu.max".into() });
         assert_eq!(counts(&split_cpus(&facts, 2, 2).unwrap()), [3, 3]);
-        assert_eq!(split_cpus(&facts, 1, 1).unwrap().ranks[0].cpus, []);
+        assert_eq!(split_cpus(&facts, 1, 1).unwrap().ranks[0].cpus, Vec::<u32>::new());
         assert_eq!(split_cpus(&facts, 0, 1).unwrap_err(), SplitError::NoRanks);
     }
 }
