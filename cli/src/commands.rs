@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{doctor, eval, plan, predict, train};
+use crate::{cluster, doctor, eval, plan, predict, train};
 
 /// Runs the command of the arguments.
 ///
@@ -22,6 +22,14 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Eval(args) => eval::run(args, global),
         Command::Predict(args) => predict::run(args),
         Command::Doctor => doctor::run(global),
+        Command::Coordinator(args) => cluster::coordinator(args),
+        Command::Trainer(args) => cluster::trainer(args),
+        Command::Submit(args) => cluster::submit(args, global),
+        Command::Runs(args) => cluster::list(args, global),
+        Command::Status(args) => cluster::status(args, global),
+        Command::Logs(args) => cluster::logs(args, global),
+        Command::Cancel(args) => cluster::cancel(args, global),
+        Command::Nodes(args) => cluster::nodes(args, global),
     }
 }
 
