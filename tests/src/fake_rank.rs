@@ -33,6 +33,18 @@ struct Fake {
     stop: Option<bool>,
 }
 
+/// Peers that did not come.
+#[derive(Debug)]
+struct Missing(Vec<u32>);
+
+impl std::fmt::Display for Missing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ranks {:?} did not come", self.0)
+    }
+}
+
+impl std::error::Error for Missing {}
+
 enum Ended {
     Done,
     Paused,
@@ -148,7 +160,10 @@ impl Fake {
                     let generation = install.generation;
                     let ended = match self.generation(&install) {
                         Ok(ended) => ended,
-                        Err(error) => Ended::Broken(format!("{error:#}"), Vec::new()),
+                        Err(error) => {
+                            let missing = error.downcast_ref::<Missing>().map(|missing| missing.0.clone());
+                            Ended::Broken(format!("{error:#}"), missing.unwrap_or_default())
+                        }
                     };
                     (self.pause, self.stop) = (false, None);
                     if self.after(generation, install.rank, ended)? {
@@ -309,7 +324,7 @@ impl Fake {
     fn accept(&self, install: &v1::Install) -> anyhow::Result<Vec<(u32, BufReader<TcpStream>)>> {
         let deadline = Instant::now() + PATIENCE * 2;
         self.listener.set_nonblocking(true)?;
-        let mut peers = Vec::new();
+        let mut peers: Vec<(u32, BufReader<TcpStream>)> = Vec::new();
         while peers.len() + 1 < install.members.len() {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -323,7 +338,11 @@ impl Fake {
                     }
                 }
                 Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
-                Err(_) => bail!("{} peers did not come", install.members.len() - 1 - peers.len()),
+                Err(_) => {
+                    let came: Vec<u32> = peers.iter().map(|(rank, _)| *rank).collect();
+                    let all = 1..install.members.len() as u32;
+                    return Err(Missing(all.filter(|rank| !came.contains(rank)).collect()).into());
+                }
             }
         }
         Ok(peers)

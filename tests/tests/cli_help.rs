@@ -11,7 +11,9 @@ fn help(args: &[&str]) -> String {
 #[test]
 fn help_of_every_command() {
     insta::assert_snapshot!("muster", help(&["--help"]));
-    for command in ["train", "plan", "eval", "predict", "doctor"] {
+    let alone = ["train", "plan", "eval", "predict", "doctor"];
+    let cluster = ["coordinator", "trainer", "submit", "runs", "status", "logs", "cancel", "nodes"];
+    for command in alone.into_iter().chain(cluster) {
         insta::assert_snapshot!(command, help(&[command, "--help"]));
     }
 }

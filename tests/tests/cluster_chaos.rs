@@ -73,5 +73,8 @@ fn a_run_survives_random_faults_of_every_part() {
     let done = cluster.until_state(&run, "succeeded");
     let all: BTreeSet<u64> = cluster.steps("chaos").into_iter().collect();
     assert_eq!(all, (1..=steps).collect::<BTreeSet<u64>>(), "every step was done");
-    eprintln!("generation {}, {} recoveries, the last in {} ms", done["generation"], done["recoveries"], done["last_recovery_ms"]);
+    eprintln!(
+        "generation {}, {} recoveries, the last in {} ms",
+        done["generation"], done["recoveries"], done["last_recovery_ms"]
+    );
 }

@@ -21,6 +21,8 @@ impl Gang {
             all.push((live.heard + self.policy.hang_timeout, "no rank of the generation says anything"));
         }
         if let Some(since) = live.broken_since {
+            // While a generation forms there is no long computation or checkpoint that a rank could be busy with.
+            let lease = if live.restored || member.is_running() { lease } else { lease / 3 };
             all.push((since + lease, "it is silent although the generation broke"));
         }
         if let Some((_, since)) = live.blamed.get(&member.id) {

@@ -176,8 +176,8 @@ impl Sim {
 
     fn event(&mut self, event: Ev) {
         match event {
-            Ev::Gang(event) => self.to_gang(event),
-            Ev::Tick => self.to_gang(Event::Tick),
+            Ev::Gang(event) => self.tell_gang(event),
+            Ev::Tick => self.tell_gang(Event::Tick),
             Ev::Command(id, command) => self.command(&id, command),
             Ev::Step(generation) => self.step(generation),
             Ev::Detect(generation) => self.detect(generation),
@@ -186,7 +186,7 @@ impl Sim {
         }
     }
 
-    fn to_gang(&mut self, event: Event) {
+    fn tell_gang(&mut self, event: Event) {
         if !matches!(event, Event::Said { said: Said::Progress(_), .. } | Event::Tick) {
             self.trace.push(format!("{:?} {event:?}", self.now));
         }
@@ -420,7 +420,7 @@ impl Sim {
             5 => alive.iter().filter(|id| id.starts_with(node)).for_each(|id| self.exit(id, Some(9))),
             _ if self.sessions[node] => {
                 self.sessions.insert(node.into(), false);
-                self.to_gang(Event::Unreachable { node: node.into() });
+                self.tell_gang(Event::Unreachable { node: node.into() });
                 let back = 50 + self.below(8_000);
                 self.after(back, Ev::Session(node.into()));
             }
@@ -445,7 +445,7 @@ impl Sim {
                 }),
             })
             .collect();
-        self.to_gang(Event::Reported { node, ranks: reports });
+        self.tell_gang(Event::Reported { node, ranks: reports });
     }
 }
 

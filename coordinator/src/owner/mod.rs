@@ -217,7 +217,7 @@ impl Owner {
                     self.session_down(number, "it ended at once");
                 }
             }
-            Input::FromAgent { session, event } => self.from_agent(session, event),
+            Input::FromAgent { session, event } => self.hear_agent(session, event),
             Input::SessionDown { session, reason } => self.session_down(session, &reason),
             Input::Unreachable { address, reason } => self.nodes.unreachable(&address, &reason),
             Input::Forget { address } => self.nodes.forget(&address),

@@ -117,23 +117,28 @@ impl Owner {
     /// Tells those who watch a run that it is in another state.
     pub(super) fn show(&mut self, id: &str) {
         let Some(entry) = self.runs.get_mut(id) else { return };
-        if let Some(live) = &entry.live {
-            let (state, reason) = live.state();
-            if (entry.row.state, &entry.row.reason) != (state, &reason)
-                && entry.row.state != RunState::Stopping
-            {
-                (entry.row.state, entry.row.reason) = (state, reason);
-                entry.unsaved = true;
+        let now = match &entry.live {
+            Some(live) => {
+                let (state, reason) = live.state();
+                (state, reason, live.gang().last_generation())
             }
+            None => (entry.row.state, entry.row.reason.clone(), entry.row.generation),
+        };
+        // Most events are steps, which change none of it.
+        let (state, reason, generation) = now;
+        let same = |shown: &v1::Run| {
+            (shown.state(), &shown.reason, shown.generation) == (state, &reason, generation)
+        };
+        if entry.shown.as_ref().is_some_and(same) {
+            return;
+        }
+        // Only what a person asked for is stored as "stopping": a run that fails finds that out again.
+        if ![entry.row.state, state].contains(&RunState::Stopping) {
+            (entry.row.state, entry.row.reason) = (state, reason);
+            entry.unsaved = true;
         }
         let message = entry.message();
-        let same = |shown: &v1::Run| {
-            (shown.state, &shown.reason, shown.generation)
-                == (message.state, &message.reason, message.generation)
-        };
-        if !entry.shown.as_ref().is_some_and(same) {
-            entry.tell(message);
-        }
+        entry.tell(message);
         if entry.row.is_over() {
             entry.watchers.clear();
             entry.log_watchers.clear();

@@ -158,7 +158,7 @@ impl Owner {
         ids.iter().for_each(|id| self.run_event(id, event.clone()));
     }
 
-    pub(super) fn from_agent(&mut self, session: u64, event: AgentEvent) {
+    pub(super) fn hear_agent(&mut self, session: u64, event: AgentEvent) {
         // Events of a session that was replaced are in the report of the new one.
         let Some((name, node)) = self.nodes.of_session(session) else { return };
         let name = name.clone();

@@ -74,7 +74,7 @@ impl Owner {
                     None | Some(Request::End) => break,
                     Some(request) => self.request(request, &to_me),
                 },
-                Some((member, from)) = from_ranks.recv() => self.from_rank(&member, from),
+                Some((member, from)) = from_ranks.recv() => self.hear_rank(&member, from),
                 _ = tick.tick() => if is_init { self.reap(); },
             }
             if self.has_left() {
@@ -92,7 +92,7 @@ impl Owner {
             let Ok(Some((member, from))) = tokio::time::timeout_at(deadline, from_ranks.recv()).await else {
                 return;
             };
-            self.from_rank(&member, from);
+            self.hear_rank(&member, from);
         }
     }
 
@@ -207,7 +207,7 @@ impl Owner {
             Some(Command::Start(start)) => self.start(start, to_me),
             Some(Command::ToRank(to)) => {
                 let Some(command) = to.command else { return };
-                self.to_rank(&to.member_id, command);
+                self.tell_rank(&to.member_id, command);
             }
             Some(Command::Kill(kill)) => {
                 if let Some(process) = self.ranks.get(&kill.member_id).and_then(|rank| rank.process.as_ref())
@@ -221,7 +221,7 @@ impl Owner {
         }
     }
 
-    fn to_rank(&mut self, member: &str, command: RankCommand) {
+    fn tell_rank(&mut self, member: &str, command: RankCommand) {
         let Some(rank) = self.ranks.get_mut(member) else { return };
         let Some(process) = &rank.process else { return };
         if let Some(rank_command::Command::Install(install)) = &command.command {
@@ -293,7 +293,7 @@ impl Owner {
         Ok(Rank { process: Some(process), ..rank })
     }
 
-    fn from_rank(&mut self, member: &str, from: FromProcess) {
+    fn hear_rank(&mut self, member: &str, from: FromProcess) {
         let Some(rank) = self.ranks.get_mut(member) else { return };
         let (run_id, member_id) = (rank.run_id.clone(), member.to_owned());
         match from {
