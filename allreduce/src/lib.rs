@@ -12,7 +12,7 @@
 //! * Nothing here decides who is a member, resolves a name, or reads a configuration.
 #![deny(unsafe_code)]
 
-pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
+pub use bucket::{BucketOptions, BucketPlan, PlanError};
 pub use comm::{
     Buffer, CommOptions, Communicator, Done, Failed, Handle, OpOptions, Statistics, Wire, compare_digests,
 };

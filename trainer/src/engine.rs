@@ -14,6 +14,7 @@ use muster_proto::Step;
 use muster_proto::run_spec::Recompute;
 
 use crate::batch::{MicroBatch, Targets};
+use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::params::{ArenasMut, Params};
 use crate::tape::{DropoutKeys, Rows, Tape, Workspace};
@@ -58,7 +59,7 @@ pub struct Applied {
 pub struct Engine<E: Element> {
     model: Model,
     params: Params<E>,
-    grads: Vec<f32>,
+    grads: Gradients,
     first_moment: Vec<f32>,
     second_moment: Vec<f32>,
     hyper: Hyper,
@@ -80,9 +81,9 @@ impl<E: Element> Engine<E> {
         let params = Params::new(model.layout().clone(), weights, &pool);
         Self {
             undecayed: model.layout().undecayed(),
+            grads: Gradients::new(model.layout()),
             model,
             params,
-            grads: memory::zeroed(len),
             first_moment: memory::zeroed(len),
             second_moment: memory::zeroed(len),
             hyper,
@@ -115,7 +116,9 @@ impl<E: Element> Engine<E> {
 
     /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
     pub fn clear_gradients(&mut self) {
-        elementwise::zero(&self.pool, &mut self.grads);
+        for (_, part) in self.grads.parts_mut() {
+            elementwise::zero(&self.pool, part);
+        }
     }
 
     /// The f32 weights, arena order.
@@ -123,9 +126,14 @@ impl<E: Element> Engine<E> {
         self.params.master()
     }
 
-    /// Gradients summed so far, arena order.
-    pub fn gradients(&self) -> &[f32] {
-        &self.grads
+    /// A copy of the gradients summed so far, arena order.
+    pub fn gradients(&self) -> Vec<f32> {
+        self.grads.to_vec()
+    }
+
+    /// The buckets of the gradients.
+    pub fn gradients_mut(&mut self) -> &mut Gradients {
+        &mut self.grads
     }
 
     /// First and second moments, arena order.
@@ -156,6 +164,18 @@ impl<E: Element> Engine<E> {
     /// Adds to the gradients those of `sum / global_rows`: with `global_rows` the rows of the whole global batch,
     /// any split of it into micro-batches gives the same gradients.
     pub fn train(&mut self, batch: &MicroBatch, step: Step, global_rows: usize) -> f64 {
+        self.train_announcing(batch, step, global_rows, &mut |_, _| {})
+    }
+
+    /// As [`Engine::train`] for the last micro-batch of a step: `finished` is told, while backward goes on, from which
+    /// element on the gradients are final.
+    pub fn train_announcing(
+        &mut self,
+        batch: &MicroBatch,
+        step: Step,
+        global_rows: usize,
+        finished: &mut dyn FnMut(&mut Gradients, usize),
+    ) -> f64 {
         let keys = DropoutKeys::new(self.seed, step.0, batch);
         let mut tape =
             Tape::training(self.params.compute(), &self.pool, &mut self.work, keys, self.recompute);
@@ -163,7 +183,7 @@ impl<E: Element> Engine<E> {
         let mut dlogits = vec![0.0; logits.values.len()];
         let scale = 1.0 / global_rows as f32;
         let loss = row_losses(self.model.outputs(), &logits.values, &batch.targets, scale, &mut dlogits);
-        tape.backward(logits, &dlogits, &mut self.grads);
+        tape.backward(logits, &dlogits, &mut self.grads, finished);
         loss
     }
 
@@ -178,11 +198,17 @@ impl<E: Element> Engine<E> {
         row_losses(self.model.outputs(), logits, targets, 0.0, &mut vec![0.0; logits.len()])
     }
 
+    /// The global norm of the gradients; NaN or infinite if one of them is, or if their squares overflow.
+    pub fn grad_norm(&self) -> f64 {
+        // One sum per bucket: all ranks and all numbers of threads add in the same order.
+        self.grads.parts().map(|(_, part)| optim::sum_squares(&self.pool, part)).sum::<f64>().sqrt()
+    }
+
     /// Clips the gradients, moves the weights with AdamW and clears the gradients.
     ///
     /// Gradients that are not finite change nothing but are cleared; the result names the first such parameter.
     pub fn apply(&mut self, update: &Update) -> Applied {
-        let grad_norm = optim::sum_squares(&self.pool, &self.grads).sqrt();
+        let grad_norm = self.grad_norm();
         let non_finite = if grad_norm.is_finite() { None } else { self.first_non_finite() };
         match non_finite {
             None => self.step(update, clip_factor(grad_norm, update.max_grad_norm)),
@@ -203,24 +229,33 @@ impl<E: Element> Engine<E> {
             step: update.number,
             grad_scale,
         };
-        let (master, compute) = self.params.update_parts();
-        let arenas = Arenas {
-            grad: &mut self.grads,
-            master,
-            first_moment: &mut self.first_moment,
-            second_moment: &mut self.second_moment,
-            compute,
-        };
-        optim::adamw(&self.pool, &hyper, &self.undecayed, arenas);
+        let (master, mut compute) = self.params.update_parts();
+        for (range, grad) in self.grads.parts_mut() {
+            let arenas = Arenas {
+                grad,
+                master: &mut master[range.clone()],
+                first_moment: &mut self.first_moment[range.clone()],
+                second_moment: &mut self.second_moment[range.clone()],
+                compute: compute.as_deref_mut().map(|c| &mut c[range.clone()]),
+            };
+            optim::adamw(&self.pool, &hyper, &within(&self.undecayed, &range), arenas);
+        }
     }
 
     /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.
     fn first_non_finite(&self) -> Option<String> {
         let broken = |p: &&crate::params::Param| {
-            optim::first_non_finite(&self.pool, &self.grads[p.range.clone()]).is_some()
+            optim::first_non_finite(&self.pool, self.grads.slice(p.range.clone())).is_some()
         };
         self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
     }
+}
+
+/// The parts of ascending stretches that lie in `range`, counted from its start.
+fn within(stretches: &[Range<usize>], range: &Range<usize>) -> Vec<Range<usize>> {
+    let inside = |s: &Range<usize>| s.start.max(range.start)..s.end.min(range.end);
+    let cut = stretches.iter().map(inside).filter(|s| s.start < s.end);
+    cut.map(|s| s.start - range.start..s.end - range.start).collect()
 }
 
 /// Factor that brings a gradient of this norm down to `max`; the same rule as `torch.nn.utils.clip_grad_norm_`.

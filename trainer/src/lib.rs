@@ -11,6 +11,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod engine;
 pub mod export;
+pub mod gradients;
 pub mod hub;
 pub mod metrics;
 pub mod model;
