@@ -41,7 +41,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
 /// How a process ends whose run can't start or go on.
 fn exit_of(error: &TrainError) -> Exit {
     match error {
-        TrainError::NonFinite(_) => Exit::Diverged,
+        TrainError::NonFinite(_) | TrainError::NonFiniteElsewhere { .. } => Exit::Diverged,
         TrainError::RunExists { .. }
         | TrainError::NothingToResume { .. }
         | TrainError::MaxLength { .. }
@@ -58,7 +58,11 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Checkpoint(CheckpointError::NoSpace { .. })
         | TrainError::Plan(_)
         | TrainError::Pool(_) => Exit::Resources,
-        TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Log(_) => Exit::Failure,
+        TrainError::Export(_)
+        | TrainError::Checkpoint(_)
+        | TrainError::Log(_)
+        | TrainError::Peers(_)
+        | TrainError::ForeignState { .. } => Exit::Failure,
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Instant;
 use muster_kernels::{DType, Element, bf16};
 use muster_proto::RunSpec;
 use muster_trainer::data::DataError;
+use muster_trainer::peers::Peers;
 use muster_trainer::topology::HostFacts;
-use muster_trainer::train::{Event, Hooks, Prepared, Results, Start, TrainError, prepare};
+use muster_trainer::train::{Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare};
 
 use crate::args::{Global, TrainArgs};
 use crate::commands::print;
@@ -61,7 +62,7 @@ fn train(
     }
     plan.admit()?;
     let start = if args.resume { Start::Resume } else { Start::Fresh };
-    let prepared = prepare(spec, run, &plan, start)?;
+    let prepared = prepare(spec, run, &plan, (start, Writer::ThisProcess))?;
     tracing::info!("{} on {} threads in {}", spec.name, plan.cpus.threads, plan.precision());
     match plan.dtype {
         DType::F32 => drive::<f32>(spec, prepared, stop, global),
@@ -87,8 +88,10 @@ fn drive<E: Element>(
     let mut display = TrainDisplay::new(global);
     let results = {
         let mut observe = |event: &Event| display.show(event);
-        let hooks = Hooks { stop, clock: &clock, observe: &mut observe };
-        let mut trainer = prepared.trainer(loaded, hooks)?;
+        let wish = stop::wish(stop);
+        let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
+        let mut trainer = prepared.trainer(loaded, hooks);
+        trainer.join(Peers::alone())?;
         trainer.run().and_then(|ending| trainer.finish(&spec.name, ending))
     };
     display.clear();

@@ -146,6 +146,12 @@ impl<E: Element> Engine<E> {
         digest(self.weights())
     }
 
+    /// A digest of the bits of weights and moments: equal digests mean equal states.
+    pub fn state_digest(&self) -> u64 {
+        let parts = [self.weights(), &self.first_moment, &self.second_moment].map(digest);
+        parts.into_iter().fold(0, |all: u64, part| all.rotate_left(21) ^ part)
+    }
+
     /// Lets `read` overwrite weights and moments where they are, and drops the gradients. No second copy of the
     /// model exists meanwhile.
     ///
@@ -208,7 +214,11 @@ impl<E: Element> Engine<E> {
     ///
     /// Gradients that are not finite change nothing but are cleared; the result names the first such parameter.
     pub fn apply(&mut self, update: &Update) -> Applied {
-        let grad_norm = self.grad_norm();
+        self.apply_normed(update, self.grad_norm())
+    }
+
+    /// As [`Engine::apply`], given [`Engine::grad_norm`].
+    pub fn apply_normed(&mut self, update: &Update, grad_norm: f64) -> Applied {
         let non_finite = if grad_norm.is_finite() { None } else { self.first_non_finite() };
         match non_finite {
             None => self.step(update, clip_factor(grad_norm, update.max_grad_norm)),

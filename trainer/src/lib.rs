@@ -16,6 +16,7 @@ pub mod hub;
 pub mod metrics;
 pub mod model;
 pub mod params;
+pub mod peers;
 pub mod plan;
 pub mod schedule;
 pub mod tape;
