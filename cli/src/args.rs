@@ -51,6 +51,9 @@ pub enum Command {
     Predict(PredictArgs),
     /// Show what this machine offers to Muster, and what would be slow and why
     Doctor,
+    /// Take part in a run as one of its ranks; agents start it
+    #[command(hide = true)]
+    Rank,
 }
 
 /// A run file and changes to it.

@@ -17,6 +17,7 @@ mod logging;
 mod plan;
 mod predict;
 mod progress;
+mod rank;
 mod report;
 mod scores;
 mod stop;

@@ -75,15 +75,15 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 
 /// An error as it is told.
 #[derive(Debug, PartialEq, Eq)]
-struct Story {
-    message: String,
-    causes: Vec<String>,
-    hints: Vec<String>,
-    exit: Exit,
+pub struct Story {
+    pub message: String,
+    pub causes: Vec<String>,
+    pub hints: Vec<String>,
+    pub exit: Exit,
 }
 
 impl Story {
-    fn of(error: &anyhow::Error) -> Self {
+    pub fn of(error: &anyhow::Error) -> Self {
         let known: Vec<_> = error.chain().filter_map(classify).collect();
         // The outermost part that knows an error decides; every hint is worth reading.
         let exit = match is_disk_full(error) {

@@ -8,7 +8,9 @@ use muster_proto::RunSpec;
 use muster_trainer::data::DataError;
 use muster_trainer::peers::Peers;
 use muster_trainer::topology::HostFacts;
-use muster_trainer::train::{Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare};
+use muster_trainer::train::{
+    Conclusion, Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare,
+};
 
 use crate::args::{Global, TrainArgs};
 use crate::commands::print;
@@ -92,7 +94,7 @@ fn drive<E: Element>(
         let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
         let mut trainer = prepared.trainer(loaded, hooks);
         trainer.join(Peers::alone())?;
-        trainer.run().and_then(|ending| trainer.finish(&spec.name, ending))
+        trainer.run().and_then(|ending| trainer.finish(&spec.name, ending)).map(Conclusion::results)
     };
     display.clear();
     Ok(results?)

@@ -89,6 +89,9 @@ pub const MAX_HUB_FILES: usize = 10_000;
 /// Largest token file, in bytes.
 pub const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
+/// Largest message between an agent and a rank; a run file is the largest part of one.
+pub const MAX_CONTROL_BYTES: usize = 16 << 20;
+
 /// Most CPUs of a machine that the topology reader accepts.
 pub const MAX_CPUS: usize = 8_192;
 /// Deepest cgroup nesting that is followed.

@@ -18,6 +18,7 @@ pub mod model;
 pub mod params;
 pub mod peers;
 pub mod plan;
+pub mod rank;
 pub mod schedule;
 pub mod tape;
 pub mod tokenizer;

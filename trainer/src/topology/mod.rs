@@ -4,9 +4,10 @@
 //! `/proc` and `/sys` trees. The number of CPUs of the host is never used: what counts is
 //! affinity ∩ cpuset, floor(quota), physical cores first.
 //!
-//! Nothing here binds threads or memory: [`pinning()`] only says where threads should run.
+//! [`pinning()`] says where threads should run; [`bind_process`] binds a rank to its CPUs before it allocates.
 
 pub use alloc::keep_freed_memory;
+pub use bind::bind_process;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
 pub use limits::{MemoryFacts, Quota, Throttling};
@@ -14,6 +15,7 @@ pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 pub use pinning::{Pinning, pinning};
 
 mod alloc;
+mod bind;
 mod budget;
 mod cgroup;
 mod cpulist;

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::log::{EvalRecord, StepRecord};
 use crate::metrics::Report;
 
 /// Where the time of a step went on this rank.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepTimes {
     /// The whole step.
     pub step: Duration,
@@ -22,7 +24,7 @@ pub struct StepTimes {
 }
 
 /// Something that happened; a closed list, so that a display can't miss one.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// The loop begins.
     Started {

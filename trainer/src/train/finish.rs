@@ -47,17 +47,35 @@ pub struct Results {
     pub elapsed_s: f64,
 }
 
+/// How the end of a run went.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Conclusion {
+    /// Somebody wished to end before all was done; a resume does the rest.
+    Interrupted,
+    /// Everything is written; the rank that did it has the results.
+    Done(Option<Box<Results>>),
+}
+
+impl Conclusion {
+    /// The results, on the rank that wrote them.
+    pub fn results(self) -> Option<Results> {
+        match self {
+            Self::Interrupted => None,
+            Self::Done(results) => results.map(|results| *results),
+        }
+    }
+}
+
 impl<E: Element> Trainer<'_, E> {
-    /// Tests and exports the best model, or the last one if none was evaluated; `None` if interrupted meanwhile, and on
-    /// ranks that write nothing.
+    /// Tests and exports the best model, or the last one if none was evaluated.
     ///
     /// # Errors
     /// If the best checkpoint can't be read or the output can't be written.
     /// [`TrainError::Peers`] if the generation ended meanwhile: this rank still has the weights of the last step, unless
     /// it is the one that writes.
-    pub fn finish(&mut self, name: &str, ending: Ending) -> Result<Option<Results>, TrainError> {
+    pub fn finish(&mut self, name: &str, ending: Ending) -> Result<Conclusion, TrainError> {
         if matches!(ending, Ending::Interrupted | Ending::Regroup) {
-            return Ok(None);
+            return Ok(Conclusion::Interrupted);
         }
         let last_step = self.state.step;
         let model_step = self.state.best.map_or(last_step, |best| best.step);
@@ -65,17 +83,19 @@ impl<E: Element> Trainer<'_, E> {
             self.has_state = false;
             self.store.restore(model_step, &mut self.engine)?;
         }
-        let Some(eval) = self.eval_of_chosen(model_step)? else { return Ok(None) };
+        let Some(eval) = self.eval_of_chosen(model_step)? else { return Ok(Conclusion::Interrupted) };
         let mut test = None;
         if let Some(rows) = self.rows.test.clone() {
-            let Some(report) = self.measure_chosen(&rows, model_step)? else { return Ok(None) };
+            let Some(report) = self.measure_chosen(&rows, model_step)? else {
+                return Ok(Conclusion::Interrupted);
+            };
             self.tell(&Event::TestDone(report.clone()));
             test = Some(report);
         }
         // From here on nobody needs the others.
         let writes = self.leave().is_writer();
         if !writes {
-            return Ok(None);
+            return Ok(Conclusion::Done(None));
         }
         let path = self.store.export(&self.engine)?;
         let results = Results {
@@ -97,7 +117,7 @@ impl<E: Element> Trainer<'_, E> {
         };
         self.store.write_results(&results)?;
         self.tell(&Event::Exported { step: model_step, path });
-        Ok(Some(results))
+        Ok(Conclusion::Done(Some(Box::new(results))))
     }
 
     /// The evaluation of the chosen model: the one that all ranks remember, or the same one again. `None` if interrupted.

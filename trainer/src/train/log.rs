@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::metrics::Report;
 
 /// One step of training.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Steps done, this one included.
     pub step: u64,
@@ -44,7 +44,7 @@ pub struct StepRecord {
 }
 
 /// One evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// Steps done.
     pub step: u64,

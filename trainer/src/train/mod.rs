@@ -29,7 +29,7 @@ mod tests;
 pub use error::TrainError;
 pub use evaluate::{EvalHooks, EvalPlan, Evaluators, Rows, evaluate};
 pub use event::{Event, StepTimes};
-pub use finish::Results;
+pub use finish::{Conclusion, Results};
 pub use inspect::{InspectContext, Inspected, inspect, truncation_rule};
 pub use log::{EvalRecord, Line, LogEnd, LogError, MetricsLog, StepRecord};
 pub use non_finite::{NonFinite, SuspectRow};

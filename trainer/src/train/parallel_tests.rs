@@ -72,7 +72,7 @@ fn run_on(lab: &Lab, name: &str, nodes: &[&str]) -> (Vec<u64>, Results) {
                     trainer.join(seat.peers()).unwrap();
                     let ending = trainer.run().unwrap();
                     let digest = trainer.engine.digest();
-                    (digest, trainer.finish("lab", ending).unwrap())
+                    (digest, trainer.finish("lab", ending).unwrap().results())
                 })
             })
         };

@@ -204,6 +204,24 @@ impl<'a, E: Element> Trainer<'a, E> {
         Ok(())
     }
 
+    /// Saves the present state, unless it is on disk already.
+    ///
+    /// # Errors
+    /// No space or a failed write.
+    pub fn save(&mut self) -> Result<(), TrainError> {
+        self.save_unless_saved()
+    }
+
+    /// The step whose checkpoint this process read or wrote last.
+    pub fn saved_step(&self) -> Option<u64> {
+        self.saved_step
+    }
+
+    /// What operations with the peers wait for, for the report of a failure.
+    pub fn flight_record(&self) -> Vec<String> {
+        self.peers.flight_record()
+    }
+
     fn is_exhausted(&self) -> bool {
         self.state.is_exhausted(&self.settings.best)
     }

@@ -121,7 +121,7 @@ impl Lab {
         self.train(name, threads, stop_when, |trainer| {
             trainer.join(Peers::alone())?;
             let ending = trainer.run()?;
-            trainer.finish("lab", ending)
+            Ok(trainer.finish("lab", ending)?.results())
         })
     }
 
