@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoints;
+pub mod ranks;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
