@@ -2,29 +2,43 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::error::ShmError;
+use super::failure::Failure;
 use super::memory::Memory;
 use super::wait::wake;
 
 /// What the thread, the operations and abort handles of one rank share.
 #[derive(Debug)]
 pub(super) struct Local {
+    pub(super) me: usize,
     pub(super) memory: Arc<Memory>,
     /// Which peers are gone.
     pub(super) lost: Box<[AtomicBool]>,
-    pub(super) aborted: AtomicBool,
+    /// Why this rank shall give up; see [`Failure`].
+    ended: AtomicU64,
 }
 
 impl Local {
-    pub(super) fn new(memory: Arc<Memory>, ranks: usize) -> Arc<Self> {
+    pub(super) fn new(me: usize, memory: Arc<Memory>, ranks: usize) -> Arc<Self> {
         let lost = (0..ranks).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { memory, lost, aborted: AtomicBool::new(false) })
+        Arc::new(Self { me, memory, lost, ended: AtomicU64::new(0) })
+    }
+
+    /// Why this rank shall give up, if it shall.
+    pub(super) fn ended(&self) -> Option<Failure> {
+        Failure::decode(self.ended.load(Ordering::Acquire))
+    }
+
+    /// Makes this rank give up; the first reason stays.
+    pub(super) fn end(&self, why: Failure) {
+        let _ = self.ended.compare_exchange(0, why.encode(), Ordering::SeqCst, Ordering::Relaxed);
+        self.ring();
     }
 
     /// Makes the rank look around if it sleeps.
