@@ -49,10 +49,11 @@ use muster_kernels::reduce::{Reduction, Stores, Tree};
 pub use error::{Cause, Outside, ShmError, Stage};
 pub use memory::ARENA_ALIGN;
 pub use slice::ArenaSlice;
+pub(crate) use slice::arena_bytes;
 
 use crate::element::{DataType, Operation};
 use crate::order;
-use failure::{Failure, Why};
+use failure::Why;
 use protocol::{COUNT_MAX, INLINE, Key, reached};
 use wait::Peers;
 use watch::{Local, Watch};
@@ -209,12 +210,12 @@ impl AbortHandle {
     /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
     /// one.
     pub fn abort(&self) {
-        self.0.end(Failure { why: Why::Aborted, culprit: self.0.me as u32, operation: 0 });
+        self.0.end(Why::Aborted, self.0.me as u32);
     }
 
     /// The same, because of something that happened outside of the group; `rank` of the world is to blame.
     pub fn end(&self, what: Outside, rank: u32) {
-        self.0.end(Failure { why: Why::Outside(what), culprit: rank, operation: 0 });
+        self.0.end(Why::Outside(what), rank);
     }
 }
 

@@ -174,9 +174,10 @@ impl ShmGroup {
     /// See [`ShmError`].
     pub fn all_gather_slice(&mut self, slice: &mut ArenaSlice) -> Result<(), ShmError> {
         self.own(slice)?;
-        let n = self.local_ranks();
-        let counts: Vec<usize> = (0..n).map(|rank| even::<f32>(slice.len, n, rank).len()).collect();
-        let start = self.shard(slice).start;
+        let counts = self.shards(slice.len);
+        let mine = self.shard(slice);
+        // Where there is nothing, no border needs to be aligned.
+        let start = if mine.is_empty() { 0 } else { mine.start };
         let own = slice.offset + start * size_of::<f32>();
         self.gather_placed::<f32>((Kind::ArenaAllGather, 0), own, slice.offset, &counts)
     }

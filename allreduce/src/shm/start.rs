@@ -75,7 +75,7 @@ impl ShmGroup {
             members.push(Arc::new(joined.memory));
             links.push(Link { peer, socket: joined.socket, pid: joined.pid });
         }
-        let local = Local::new(me, own, n);
+        let local = Local::new(me, members.clone());
         let watch = if n > 1 { Some(Watch::start(me, local.clone(), links)?) } else { None };
         let peers = Peers { me, members, local, spins, deadline: options.progress_deadline, operation: 0 };
         Ok(Self {

@@ -12,7 +12,7 @@ use super::error::{Cause, ShmError, Stage};
 use super::failure::{Failure, Why};
 use super::memory::Memory;
 use super::protocol::{Word, post, reached};
-use super::watch::Local;
+use super::watch::{Local, ring};
 
 /// How long to spin: waking a sleeper takes about as long.
 const SPIN: Duration = Duration::from_micros(30);
@@ -219,11 +219,7 @@ impl Peers {
         };
         let failure = Failure { why, culprit, operation: self.operation };
         post(&self.own().progress().failed, failure.encode());
-        for peer in self.others() {
-            let word = &self.members[peer].bell().rung;
-            word.fetch_add(1, Ordering::SeqCst);
-            wake(word);
-        }
+        self.others().for_each(|peer| ring(&self.members[peer]));
     }
 
     /// Shows that this rank works, and finds out whether it should.

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::error::ShmError;
-use super::failure::Failure;
+use super::failure::{Failure, Why};
 use super::memory::Memory;
 use super::wait::wake;
 
@@ -17,7 +17,8 @@ use super::wait::wake;
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) me: usize,
-    pub(super) memory: Arc<Memory>,
+    /// Everybody's memory, in rank order.
+    members: Vec<Arc<Memory>>,
     /// Which peers are gone.
     pub(super) lost: Box<[AtomicBool]>,
     /// Why this rank shall give up; see [`Failure`].
@@ -25,9 +26,9 @@ pub(super) struct Local {
 }
 
 impl Local {
-    pub(super) fn new(me: usize, memory: Arc<Memory>, ranks: usize) -> Arc<Self> {
-        let lost = (0..ranks).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { me, memory, lost, ended: AtomicU64::new(0) })
+    pub(super) fn new(me: usize, members: Vec<Arc<Memory>>) -> Arc<Self> {
+        let lost = members.iter().map(|_| AtomicBool::new(false)).collect();
+        Arc::new(Self { me, members, lost, ended: AtomicU64::new(0) })
     }
 
     /// Why this rank shall give up, if it shall.
@@ -35,18 +36,26 @@ impl Local {
         Failure::decode(self.ended.load(Ordering::Acquire))
     }
 
-    /// Makes this rank give up; the first reason stays.
-    pub(super) fn end(&self, why: Failure) {
-        let _ = self.ended.compare_exchange(0, why.encode(), Ordering::SeqCst, Ordering::Relaxed);
-        self.ring();
+    /// Makes this rank give up, and tells everybody; the first reason stays.
+    pub(super) fn end(&self, why: Why, culprit: u32) {
+        let own = &self.members[self.me];
+        let begun = own.begun();
+        let now = Failure { why, culprit, operation: begun };
+        let _ = self.ended.compare_exchange(0, now.encode(), Ordering::SeqCst, Ordering::Relaxed);
+        // The operation that was begun may be over, and then it has failed nobody. If it is not it fails now, and
+        // says so itself.
+        let next = Failure { operation: begun + 1, ..now };
+        let failed = &own.progress().failed;
+        let _ = failed.compare_exchange(0, next.encode(), Ordering::SeqCst, Ordering::Relaxed);
+        self.members.iter().for_each(|memory| ring(memory));
     }
+}
 
-    /// Makes the rank look around if it sleeps.
-    pub(super) fn ring(&self) {
-        let word = &self.memory.bell().rung;
-        word.fetch_add(1, Ordering::SeqCst);
-        wake(word);
-    }
+/// Makes a rank look around if it sleeps.
+pub(super) fn ring(memory: &Memory) {
+    let word = &memory.bell().rung;
+    word.fetch_add(1, Ordering::SeqCst);
+    wake(word);
 }
 
 /// A connection to a peer, and its process.
@@ -131,7 +140,7 @@ fn watch(local: &Local, links: Vec<Link>, stop: &OwnedFd) {
             !gone
         });
         if any {
-            local.ring();
+            ring(&local.members[local.me]);
         }
     }
 }
