@@ -117,7 +117,7 @@ impl Peers {
             if reached(word, value) {
                 break Ok(());
             }
-            if let Some(error) = self.trouble(peer, stage) {
+            if let Some(error) = self.trouble(peer, stage, self.operation) {
                 // What was posted before the trouble counts.
                 break if reached(word, value) { Ok(()) } else { Err(error) };
             }
@@ -152,28 +152,28 @@ impl Peers {
         [begun, finished.iter().sum(), p.beats.load(Ordering::Relaxed)]
     }
 
-    /// Why the peer won't come.
-    fn trouble(&self, peer: usize, stage: Stage) -> Option<ShmError> {
+    /// Why the peer won't come. Who failed in an operation after `last` may still end this one.
+    fn trouble(&self, peer: usize, stage: Stage, last: u64) -> Option<ShmError> {
         if let Some(failure) = self.local.ended() {
             return Some(self.error_of(self.me, failure, stage));
         }
-        if let Some(failure) = self.failure_of(peer) {
+        if let Some(failure) = self.failure_of(peer, last) {
             return Some(self.error_of(peer, failure, stage));
         }
         // Others that have given up matter only if they gave up on the one that this rank waits for: who waits
         // for somebody else may still end the operation.
         let on_peer = |f: Failure| f.why == Why::Lost && f.culprit as usize == peer;
-        if let Some(by) = self.others().find(|&rank| self.failure_of(rank).is_some_and(on_peer)) {
+        if let Some(by) = self.others().find(|&rank| self.failure_of(rank, last).is_some_and(on_peer)) {
             return Some(self.lost(peer, stage, Cause::ReportedBy(by)));
         }
         let gone = self.local.lost[peer].load(Ordering::Acquire);
         gone.then(|| self.lost(peer, stage, Cause::Gone))
     }
 
-    /// Why a peer gave up, if that was not after what this rank is doing.
-    fn failure_of(&self, peer: usize) -> Option<Failure> {
+    /// Why a peer gave up, if that was not after operation `last`.
+    fn failure_of(&self, peer: usize, last: u64) -> Option<Failure> {
         let word = self.members[peer].progress().failed.load(Ordering::Acquire);
-        Failure::decode(word).filter(|f| f.operation <= self.operation)
+        Failure::decode(word).filter(|f| f.operation <= last)
     }
 
     /// The error of this rank that follows from the failure of another, or of its own from elsewhere.
@@ -188,10 +188,10 @@ impl Peers {
     }
 
     /// Shows that this rank works, outside of an operation that others wait for, and finds out whether everybody
-    /// else does.
+    /// else does: the next operation needs them all.
     pub(super) fn look(&self) -> Result<(), ShmError> {
         self.beat()?;
-        match self.others().find_map(|peer| self.trouble(peer, Stage::Begin)) {
+        match self.others().find_map(|peer| self.trouble(peer, Stage::Begin, u64::MAX)) {
             Some(error) => Err(error),
             None => Ok(()),
         }
