@@ -100,3 +100,5 @@ pub const MAX_CGROUP_DEPTH: usize = 64;
 pub const MAX_NODES: usize = 4_096;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
+/// Most sums that wait for the thread of a node; a step has far fewer buckets.
+pub const MAX_QUEUED_SUMS: usize = 4_096;

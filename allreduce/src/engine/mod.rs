@@ -258,6 +258,7 @@ impl Engine {
             Scope::World => FrameScope::World,
             Scope::To(_) => FrameScope::FromSender,
             Scope::From(_) => FrameScope::ToSender,
+            Scope::Rail => FrameScope::Rail,
         }
     }
 
@@ -267,6 +268,7 @@ impl Engine {
             FrameScope::World => Scope::World,
             FrameScope::FromSender => Scope::From(peer),
             FrameScope::ToSender => Scope::To(peer),
+            FrameScope::Rail => Scope::Rail,
         };
         OpKey { scope, sequence: header.sequence }
     }

@@ -160,6 +160,14 @@ impl Engine {
         self.settle(key);
     }
 
+    /// Connects to a peer that operations will need.
+    pub(crate) fn want(&mut self, peer: Rank, now: std::time::Duration) {
+        self.now = now;
+        if self.failed.is_none() && peer != self.me {
+            self.connect(peer);
+        }
+    }
+
     /// Asks for a connection, once.
     fn connect(&mut self, peer: Rank) {
         let now = self.now;

@@ -27,9 +27,11 @@ mod atomics {
 mod collect;
 mod connect;
 mod error;
+mod failure;
 mod memory;
 mod pipeline;
 mod protocol;
+mod slice;
 mod small;
 mod start;
 #[cfg(test)]
@@ -39,17 +41,20 @@ mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_kernels::isa::Isa;
 use muster_kernels::reduce::{Reduction, Stores, Tree};
 
-pub use error::{Cause, ShmError, Stage};
+pub use error::{Cause, Outside, ShmError, Stage};
 pub use memory::ARENA_ALIGN;
+pub use slice::ArenaSlice;
+pub(crate) use slice::arena_bytes;
 
 use crate::element::{DataType, Operation};
 use crate::order;
-use protocol::{COUNT_MAX, INLINE, Key};
+use failure::Why;
+use protocol::{COUNT_MAX, INLINE, Key, reached};
 use wait::Peers;
 use watch::{Local, Watch};
 
@@ -145,9 +150,10 @@ enum Kind {
     ArenaReduceScatter,
     ArenaAllGather,
     ArenaBroadcast,
+    ShardsReduce,
 }
 
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 10] = [
     "barrier",
     "all-reduce",
     "reduce-scatter",
@@ -157,6 +163,7 @@ const KINDS: [&str; 9] = [
     "reduce-scatter in the arena",
     "all-gather in the arena",
     "broadcast in the arena",
+    "reduction of shards in the arena",
 ];
 
 /// The ranks of one node, joined. See the module for what holds.
@@ -174,11 +181,25 @@ pub struct ShmGroup {
     some: Option<Tree>,
     /// Chunks that went through the slots.
     chunks: u64,
+    /// What else ranks compare when they begin an operation.
+    tag: u64,
+    /// The arena belongs to the owners of its slices.
+    divided: bool,
+    last: Option<Late>,
     /// Small payloads of all ranks.
     payloads: Vec<[u64; INLINE / 8]>,
     last_level_bytes: usize,
     failed: Option<ShmError>,
     _watch: Option<Watch>,
+}
+
+/// The rank that began an operation last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Late {
+    /// Which one.
+    pub local_rank: usize,
+    /// How long this rank waited for it.
+    pub waited: Duration,
 }
 
 /// Ends operations of a group from another thread, without waiting for anybody.
@@ -189,8 +210,12 @@ impl AbortHandle {
     /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
     /// one.
     pub fn abort(&self) {
-        self.0.aborted.store(true, Ordering::SeqCst);
-        self.0.ring();
+        self.0.end(Why::Aborted, self.0.me as u32);
+    }
+
+    /// The same, because of something that happened outside of the group; `rank` of the world is to blame.
+    pub fn end(&self, what: Outside, rank: u32) {
+        self.0.end(Why::Outside(what), rank);
     }
 }
 
@@ -221,6 +246,24 @@ impl ShmGroup {
         (0..lost.len()).filter(|&rank| lost[rank].load(Ordering::Acquire))
     }
 
+    /// Sets a number, a digest of the operation's name for example, in which the next operations must agree too.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.tag = tag;
+    }
+
+    /// The rank that began the last operation last, if this rank had to wait for one.
+    pub fn last(&self) -> Option<Late> {
+        self.last
+    }
+
+    /// Shows the others that this rank lives although it begins no operation, and finds out whether they do.
+    ///
+    /// # Errors
+    /// [`ShmError::PeerLost`] and its like: what the next operation would find.
+    pub fn pulse(&mut self) -> Result<(), ShmError> {
+        self.operate(|group| group.peers.look())
+    }
+
     /// Runs an operation and makes its failure that of the group.
     fn operate<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, ShmError>) -> Result<R, ShmError> {
         if let Some(error) = &self.failed {
@@ -242,7 +285,7 @@ impl ShmGroup {
         let relaxed = Ordering::Relaxed;
         line.key.store(entry.key.0, relaxed);
         line.weight.store(u64::from(entry.weight.to_bits()), relaxed);
-        line.shape.store(entry.shape, relaxed);
+        line.shape.store(entry.shape ^ self.tag, relaxed);
         line.input.store(entry.input as u64, relaxed);
         line.output.store(entry.output as u64, relaxed);
         for (word, bytes) in line.payload.iter().zip(entry.payload.chunks(8)) {
@@ -259,12 +302,17 @@ impl ShmGroup {
         let operation = peers.operation;
         let mut alike = entry.weight == 1.0;
         let mut other = None;
+        let (mut begun, mut last) = (None, None);
         for peer in peers.others() {
             let line = peers.members[peer].line(operation);
-            peers.wait(peer, &line.seq, operation, Stage::Begin)?;
+            if !reached(&line.seq, operation) {
+                begun.get_or_insert_with(Instant::now);
+                last = Some(peer);
+                peers.wait(peer, &line.seq, operation, Stage::Begin)?;
+            }
             let relaxed = Ordering::Relaxed;
             let (key, shape) = (line.key.load(relaxed), line.shape.load(relaxed));
-            if key != entry.key.0 || shape != entry.shape {
+            if key != entry.key.0 || shape != entry.shape ^ self.tag {
                 other = other.or(Some((peer, Key(key))));
             }
             let weight = f32::from_bits(line.weight.load(relaxed) as u32);
@@ -272,6 +320,7 @@ impl ShmGroup {
             self.weights[peer] = weight;
         }
         self.weights[peers.me] = entry.weight;
+        self.last = last.zip(begun).map(|(local_rank, at)| Late { local_rank, waited: at.elapsed() });
         if let Some((peer, key)) = other {
             return Err(self.mismatch(peer, entry.key, key));
         }
@@ -293,7 +342,7 @@ impl ShmGroup {
         };
         let (mut mine, mut theirs) = (text(mine), text(theirs));
         if mine == theirs {
-            mine.push_str(" with counts of its own");
+            mine.push_str(" with a name or counts of its own");
             theirs.push_str(" with others");
         }
         ShmError::Mismatch { me: self.peers.me, peer, operation: self.peers.operation, mine, theirs }

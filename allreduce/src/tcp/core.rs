@@ -39,6 +39,9 @@ const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST: u64 = 2;
 
+/// Whoever wants to hear of a failure.
+type Hearer = Box<dyn FnOnce(&Error) + Send>;
+
 pub(crate) struct Core {
     pub engine: Engine,
     pub now: Duration,
@@ -52,6 +55,8 @@ pub(crate) struct Core {
     pub(super) was_up: Vec<bool>,
     slots: HashMap<OpKey, Arc<Slot>>,
     closing: Option<Duration>,
+    /// Hears of the failure, once.
+    on_failure: Option<Hearer>,
     /// A stream has room and frames, but gave others a turn.
     pub has_more: bool,
     pub(super) sockets: Registry,
@@ -93,6 +98,7 @@ impl Core {
             was_up: vec![false; n],
             slots: HashMap::new(),
             closing: None,
+            on_failure: None,
             has_more: false,
             sockets: Registry(sockets.try_clone()?),
             engine,
@@ -107,6 +113,12 @@ impl Core {
             }
             Err(refused) => slot.put(Err(refused)),
         }
+    }
+
+    /// Connects to peers that operations will need.
+    pub fn want(&mut self, peers: &[Rank]) {
+        peers.iter().for_each(|&peer| self.engine.want(peer, self.now));
+        self.act();
     }
 
     /// Starts to leave: what was promised to peers is kept for a while.
@@ -216,6 +228,9 @@ impl Core {
                 Action::Failed(error) => {
                     let rank = self.engine.me().0;
                     tracing::error!(rank, hint = error.hint(), "communication failed: {error}");
+                    if let Some(hear) = self.on_failure.take() {
+                        hear(&error);
+                    }
                     for line in self.engine.waiting().iter().take(LOGGED_OPERATIONS) {
                         tracing::error!(rank, "{line}");
                     }
@@ -269,6 +284,14 @@ impl Core {
             Some(Some(Conn::Opening { .. })) => self.opened(index),
             Some(Some(Conn::Shaking(_))) => self.shake(index),
             _ => {}
+        }
+    }
+
+    /// Tells of the failure when it happens, or now if it has.
+    pub fn on_failure(&mut self, hear: Hearer) {
+        match self.engine.failure() {
+            Some(error) => hear(error),
+            None => self.on_failure = Some(hear),
         }
     }
 

@@ -111,10 +111,18 @@ impl Slot {
         outcome
     }
 
-    fn wait(&self) {
+    fn wait(&self, until: Option<Instant>) {
         let mut state = lock(&self.state);
         while state.outcome.is_none() {
-            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let Some(until) = until else {
+                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -246,14 +254,14 @@ impl Shared {
         }
     }
 
-    /// Returns when the slot has its outcome; drives the sockets if nobody else does.
-    pub fn wait(&self, slot: &Slot) {
-        while !slot.is_ended() {
+    /// Returns when the slot has its outcome, or at `until`; drives the sockets if nobody else does.
+    pub fn wait(&self, slot: &Slot, until: Option<Instant>) {
+        while !slot.is_ended() && until.is_none_or(|until| Instant::now() < until) {
             let Ok(mut core) = self.core.try_lock() else {
-                return slot.wait();
+                return slot.wait(until);
             };
             self.set_gate(false);
-            self.drive(&mut core, |_| slot.is_ended());
+            self.drive(&mut core, until, || slot.is_ended());
             // The gate stays closed: a caller that waits once will wait again, and what peers send in between
             // would only wake the thread to take its core. The thread looks by itself whether that was wrong.
             let now = self.now();
@@ -292,15 +300,20 @@ impl Shared {
         commands | events
     }
 
-    fn drive(&self, core: &mut Core, is_over: impl Fn(&Core) -> bool) {
+    fn drive(&self, core: &mut Core, until: Option<Instant>, is_over: impl Fn() -> bool) {
+        let until = until.map(|until| until.saturating_duration_since(self.start));
         let mut idle_since = None;
-        while !is_over(core) {
+        while !is_over() {
             let now = self.now();
+            if until.is_some_and(|until| now >= until) {
+                return;
+            }
             let spins = idle_since.is_none_or(|since| now - since < self.spin);
             let timeout = if spins {
                 Duration::ZERO
             } else {
-                core.deadline().map_or(Duration::from_secs(3600), |d| d.saturating_sub(now))
+                let next = core.deadline().into_iter().chain(until).min();
+                next.map_or(Duration::from_secs(3600), |d| d.saturating_sub(now))
             };
             if self.turn(core, timeout) {
                 idle_since = None;
