@@ -47,11 +47,16 @@ pub struct PlanError {
 
 impl BucketPlan {
     /// Divides an arena of `arena_len` elements; `starts` are the elements at which a bucket may start, ascending
-    /// from 0.
+    /// from 0. The bucket that starts at 0 ends at `first_end`, one of `starts`, and holds nothing else.
     ///
     /// # Errors
     /// Borders that don't ascend inside the arena.
-    pub fn new(arena_len: usize, starts: &[usize], options: BucketOptions) -> Result<Self, PlanError> {
+    pub fn new(
+        arena_len: usize,
+        starts: &[usize],
+        first_end: usize,
+        options: BucketOptions,
+    ) -> Result<Self, PlanError> {
         let mut last = None;
         for (index, &border) in starts.iter().enumerate() {
             let follows = last.map_or(border == 0, |last| border > last);
@@ -64,7 +69,7 @@ impl BucketPlan {
         let mut end = arena_len;
         for &start in starts.iter().rev() {
             let bytes = if buckets.is_empty() { options.first_bytes } else { options.target_bytes };
-            if (end - start) * ELEMENT_BYTES >= bytes || start == 0 {
+            if (end - start) * ELEMENT_BYTES >= bytes || start == 0 || start == first_end {
                 buckets.push(start..end);
                 end = start;
             }
@@ -105,7 +110,7 @@ mod tests {
 
     fn plan(arena_len: usize, starts: &[usize]) -> BucketPlan {
         let options = BucketOptions { first_bytes: 1 << 20, target_bytes: 4 << 20 };
-        BucketPlan::new(arena_len, starts, options).unwrap()
+        BucketPlan::new(arena_len, starts, arena_len, options).unwrap()
     }
 
     #[test]
@@ -142,10 +147,17 @@ mod tests {
     }
 
     #[test]
+    fn the_first_parameter_can_have_a_bucket_of_its_own() {
+        let options = BucketOptions { first_bytes: 1 << 20, target_bytes: 4 << 20 };
+        let plan = BucketPlan::new(6 * MIB, &[0, MIB / 2, MIB, 5 * MIB], MIB / 2, options).unwrap();
+        assert_eq!(plan.buckets(), [5 * MIB..6 * MIB, MIB..5 * MIB, MIB / 2..MIB, 0..MIB / 2]);
+    }
+
+    #[test]
     fn impossible_borders_are_refused() {
         assert!(plan(0, &[]).buckets().is_empty());
         for starts in [[5, 10], [0, 0], [0, 100]] {
-            let error = BucketPlan::new(100, &starts, BucketOptions::default()).unwrap_err();
+            let error = BucketPlan::new(100, &starts, 100, BucketOptions::default()).unwrap_err();
             assert_eq!(error.arena_len, 100, "{error}");
         }
     }

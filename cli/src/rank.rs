@@ -26,7 +26,7 @@ use crate::{plan, stop};
 /// How long a rank may be unreachable before the others give it up.
 const LEASE: Duration = Duration::from_secs(3);
 /// How long a step, an evaluation batch or a checkpoint of one rank may keep the others waiting.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes part in a run until it ends.
 ///
@@ -102,13 +102,20 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
         start,
         name: &spec.name,
         threads: threads as u32,
-        timeouts: Timeouts::new(LEASE, PATIENCE).expect("constants that fit"),
+        timeouts: timeouts(start)?,
         reporter: &reporter,
     };
     match plan.dtype {
         DType::F32 => serve::<f32>(&seat, prepared),
         DType::Bf16 => serve::<bf16>(&seat, prepared),
     }
+}
+
+/// The deadlines that the agent asks for, or the usual ones.
+fn timeouts(start: &Start) -> anyhow::Result<Timeouts> {
+    let or = |ms: u32, usual| if ms == 0 { usual } else { Duration::from_millis(ms.into()) };
+    let (lease, patience) = (or(start.lease_ms, LEASE), or(start.patience_ms, PATIENCE));
+    Timeouts::new(lease, patience).context("the agent asks for impossible deadlines")
 }
 
 fn serve<E: Element>(seat: &Seat, prepared: Prepared) -> anyhow::Result<Outcome> {

@@ -69,6 +69,7 @@ impl RankProcess {
             local_ranks: 1,
             listen: "127.0.0.1".into(),
             origin: origin.into(),
+            patience_ms: 5_000,
             ..Start::default()
         }));
         rank

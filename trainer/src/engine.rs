@@ -7,9 +7,9 @@
 use std::ops::Range;
 
 use muster_allreduce::digest;
-use muster_kernels::optim::{self, AdamW, Arenas};
+use muster_kernels::optim::{self, AdamW, Arenas, LiveRows};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, elementwise, loss, memory};
+use muster_kernels::{Element, loss, memory};
 use muster_proto::Step;
 use muster_proto::run_spec::Recompute;
 
@@ -62,6 +62,8 @@ pub struct Engine<E: Element> {
     grads: Gradients,
     first_moment: Vec<f32>,
     second_moment: Vec<f32>,
+    /// Rows of the word table whose moments are not all zero.
+    live: LiveRows,
     hyper: Hyper,
     /// Stretches of the arenas that AdamW does not decay.
     undecayed: Vec<Range<usize>>,
@@ -81,7 +83,8 @@ impl<E: Element> Engine<E> {
         let params = Params::new(model.layout().clone(), weights, &pool);
         Self {
             undecayed: model.layout().undecayed(),
-            grads: Gradients::new(model.layout()),
+            grads: Gradients::new(model.layout(), model.words()),
+            live: LiveRows::none(model.words().rows),
             model,
             params,
             first_moment: memory::zeroed(len),
@@ -116,9 +119,7 @@ impl<E: Element> Engine<E> {
 
     /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
     pub fn clear_gradients(&mut self) {
-        for (_, part) in self.grads.parts_mut() {
-            elementwise::zero(&self.pool, part);
-        }
+        self.grads.clear(&self.pool);
     }
 
     /// The f32 weights, arena order.
@@ -161,6 +162,9 @@ impl<E: Element> Engine<E> {
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
         let fill = |master: &mut [f32]| read(ArenasMut { master, first_moment, second_moment });
         let read = self.params.overwrite(&self.pool, fill)?;
+        let words = self.model.words();
+        let moments = (&self.first_moment[words.range.clone()], &self.second_moment[words.range.clone()]);
+        self.live = LiveRows::of_moments(&self.pool, words.cols, moments.0, moments.1);
         self.clear_gradients();
         Ok(read)
     }
@@ -205,16 +209,20 @@ impl<E: Element> Engine<E> {
     }
 
     /// The global norm of the gradients; NaN or infinite if one of them is, or if their squares overflow.
-    pub fn grad_norm(&self) -> f64 {
+    pub fn grad_norm(&mut self) -> f64 {
+        self.grads.settle();
         // One sum per bucket: all ranks and all numbers of threads add in the same order.
-        self.grads.parts().map(|(_, part)| optim::sum_squares(&self.pool, part)).sum::<f64>().sqrt()
+        let dense: f64 = self.grads.dense().map(|(_, part)| optim::sum_squares(&self.pool, part)).sum();
+        let (words, width) = self.grads.words();
+        (dense + optim::sum_squares_rows(&self.pool, words, width, self.grads.touched())).sqrt()
     }
 
     /// Clips the gradients, moves the weights with AdamW and clears the gradients.
     ///
     /// Gradients that are not finite change nothing but are cleared; the result names the first such parameter.
     pub fn apply(&mut self, update: &Update) -> Applied {
-        self.apply_normed(update, self.grad_norm())
+        let grad_norm = self.grad_norm();
+        self.apply_normed(update, grad_norm)
     }
 
     /// As [`Engine::apply`], given [`Engine::grad_norm`].
@@ -239,17 +247,18 @@ impl<E: Element> Engine<E> {
             step: update.number,
             grad_scale,
         };
-        let (master, mut compute) = self.params.update_parts();
-        for (range, grad) in self.grads.parts_mut() {
-            let arenas = Arenas {
-                grad,
-                master: &mut master[range.clone()],
-                first_moment: &mut self.first_moment[range.clone()],
-                second_moment: &mut self.second_moment[range.clone()],
-                compute: compute.as_deref_mut().map(|c| &mut c[range.clone()]),
-            };
-            optim::adamw(&self.pool, &hyper, &within(&self.undecayed, &range), arenas);
+        self.live.insert(self.grads.touched());
+        let (master, compute) = self.params.update_parts();
+        let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
+        let mut state = Arenas { grad: &mut [], master, first_moment, second_moment, compute };
+        for (range, grad) in self.grads.dense_mut() {
+            let undecayed = within(&self.undecayed, &range);
+            optim::adamw(&self.pool, &hyper, &undecayed, part(&mut state, range, grad));
         }
+        let (grad, width) = self.grads.words_mut();
+        let words = part(&mut state, self.model.words().range.clone(), grad);
+        optim::adamw_table(&self.pool, &hyper, &self.live, width, words);
+        self.grads.cleared();
     }
 
     /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.
@@ -258,6 +267,17 @@ impl<E: Element> Engine<E> {
             optim::first_non_finite(&self.pool, self.grads.slice(p.range.clone())).is_some()
         };
         self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
+    }
+}
+
+/// A range of all arenas, whose gradients lie elsewhere.
+fn part<'a, E>(all: &'a mut Arenas<'_, E>, range: Range<usize>, grad: &'a mut [f32]) -> Arenas<'a, E> {
+    Arenas {
+        grad,
+        master: &mut all.master[range.clone()],
+        first_moment: &mut all.first_moment[range.clone()],
+        second_moment: &mut all.second_moment[range.clone()],
+        compute: all.compute.as_deref_mut().map(|c| &mut c[range]),
     }
 }
 

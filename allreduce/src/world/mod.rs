@@ -25,6 +25,7 @@ mod lane;
 mod node;
 mod pending;
 mod rails;
+mod rows;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -41,6 +42,7 @@ use crate::tcp::Listener;
 
 pub use buffer::SumBuffer;
 pub use pending::Pending;
+pub use rows::{RowCounts, TableRows};
 
 use lane::Lane;
 use node::Node;

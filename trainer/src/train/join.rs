@@ -19,12 +19,15 @@ impl<E: Element> Trainer<'_, E> {
     /// a log that can't be written.
     pub fn join(&mut self, peers: Peers) -> Result<u64, TrainError> {
         self.peers = peers;
-        let lens: Vec<usize> =
-            self.engine.gradients_mut().plan().buckets().iter().map(std::ops::Range::len).collect();
+        let lens = self.engine.gradients_mut().dense_lens();
         match self.peers.buffers(&lens)? {
             Some(buffers) => self.engine.gradients_mut().replace(buffers),
             // What a failed sum had is lost.
-            None => *self.engine.gradients_mut() = Gradients::new(self.engine.model().layout()),
+            None => {
+                let model = self.engine.model();
+                *self.engine.gradients_mut() =
+                    Gradients::new(&model.layout().clone(), &model.words().clone());
+            }
         }
         self.engine.clear_gradients();
         if self.peers.world_size() > 1 {

@@ -66,6 +66,9 @@ impl EmbedOp {
 
     pub(super) fn backward<E: Element>(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         for (table, ids) in self.parts {
+            if table.range.start == 0 {
+                back.grads.touch(&ids);
+            }
             let dtable = back.grads.slice_mut(table.range);
             embedding::scatter_add(back.env.pool, table.cols, &ids, &dy, dtable);
         }
