@@ -13,6 +13,8 @@ mod commands;
 mod doctor;
 mod eval;
 mod exit;
+#[allow(dead_code, reason = "`muster train --ranks` will call it")]
+mod gang_run;
 mod logging;
 mod plan;
 mod predict;

@@ -9,6 +9,7 @@ use muster_proto::SpecError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
+use muster_trainer::topology::SplitError;
 use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
@@ -33,6 +34,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,
         PlacementError => Exit::Usage,
+        SplitError => Exit::Usage,
         ParseCapError => Exit::Usage,
     }
     None

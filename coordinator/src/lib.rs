@@ -4,6 +4,13 @@
 //! run has one rank: there is no membership, no generation and no discovery.
 #![forbid(unsafe_code)]
 
-pub use placement::{Assignment, NodeFacts, Placement, PlacementError, RanksWanted, place};
+pub mod gang;
+pub mod run;
+pub mod secret;
+pub mod store;
+
+pub use placement::{
+    Assignment, NodeFacts, NodeRanksError, Placement, PlacementError, RanksWanted, place, ranks_on,
+};
 
 mod placement;

@@ -100,5 +100,79 @@ pub const MAX_CGROUP_DEPTH: usize = 64;
 pub const MAX_NODES: usize = 4_096;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
+<<<<<<< HEAD
 /// Most sums that wait for the thread of a node; a step has far fewer buckets.
 pub const MAX_QUEUED_SUMS: usize = 4_096;
+=======
+
+/// Most ranks that one node agent runs.
+pub const MAX_RANKS_PER_NODE: usize = 256;
+/// Largest message between an agent and a rank, or of an RPC, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Commands that wait for a rank to read them; a rank that reads none of so many is stuck.
+pub const RANK_COMMAND_QUEUE: usize = 64;
+/// A rank that doesn't take a command for this long is stuck.
+pub const RANK_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages of ranks that wait for the agent; ranks wait when it is full.
+pub const AGENT_INBOX: usize = 1_024;
+/// Events of an agent that wait for the coordinator. When it is full, progress and log lines are dropped; a session
+/// that has no room for anything else is closed, and the next one begins with the state of all ranks.
+pub const SESSION_QUEUE: usize = 4_096;
+/// Ended ranks that an agent remembers for coordinators that were away.
+pub const ENDED_RANKS_KEPT: usize = 256;
+/// Longest log line of a rank, in bytes; the rest of it is dropped.
+pub const MAX_LOG_LINE_BYTES: usize = 4_096;
+/// Log lines of a rank that are shipped per second, on average; more are counted and dropped.
+pub const LOG_LINES_PER_SECOND: u64 = 200;
+/// Log lines of a rank that may come at once.
+pub const LOG_LINES_BURST: u64 = 2_000;
+/// Log lines that are shipped together.
+pub const LOG_BATCH_LINES: usize = 64;
+/// How long a log line waits for others to be shipped with.
+pub const LOG_BATCH_DELAY: Duration = Duration::from_millis(200);
+/// Time that ranks of an agent that was told to end have to leave.
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Runs that a coordinator queues or runs at once.
+pub const MAX_OPEN_RUNS: usize = 1_000;
+/// Runs that are over and kept as history.
+pub const MAX_RUNS_KEPT: usize = 1_000;
+/// Events of a run that are kept.
+pub const MAX_RUN_EVENTS: usize = 10_000;
+/// Log lines of a run that are kept.
+pub const MAX_RUN_LOG_LINES: usize = 20_000;
+/// Requests and events that wait for the coordinator's owner task.
+pub const COORDINATOR_INBOX: usize = 4_096;
+/// Commands that wait for a session to send them; a session that has no room is closed.
+pub const SESSION_COMMANDS: usize = 1_024;
+/// Changes of a run that wait for somebody who watches it; who is slower is sent away.
+pub const WATCH_QUEUE: usize = 256;
+/// Most people or programs that watch one run or its logs at once.
+pub const MAX_WATCHERS: usize = 64;
+/// Events of training that are kept for the next message to those who watch.
+pub const MAX_PENDING_NOTES: usize = 1_024;
+/// Deadline of opening a connection between coordinator and agent.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of a short RPC.
+pub const RPC_TIMEOUT: Duration = Duration::from_secs(10);
+/// An idle connection between coordinator and agent is probed this often.
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// A probe without an answer for this long ends the connection.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Shortest and longest pause before a broken session is opened again.
+pub const RECONNECT_PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// How often an agent announces itself.
+pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
+/// An agent that has not announced itself for this long is forgotten.
+pub const ANNOUNCE_EXPIRY: Duration = Duration::from_secs(30);
+/// How often host names of agents are resolved again.
+pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Requests that one connection to the coordinator may have open at once.
+pub const MAX_CONCURRENT_REQUESTS: u32 = 128;
+/// How long smaller runs may overtake one that waits for more nodes.
+pub const BACKFILL_WINDOW: Duration = Duration::from_secs(600);
+/// Shortest and longest pause before a run that went back to the queue starts again.
+pub const REQUEUE_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
+/// Times that a run may go back to the queue without a step in between.
+pub const MAX_REQUEUES: u32 = 50;
+>>>>>>> control

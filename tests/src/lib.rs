@@ -2,7 +2,11 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoints;
+<<<<<<< HEAD
 pub mod ranks;
+=======
+pub mod fake_rank;
+>>>>>>> control
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

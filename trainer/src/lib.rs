@@ -5,6 +5,7 @@
 //! command line and passed in; this crate prints nothing.
 #![deny(unsafe_code)]
 
+pub mod agent;
 pub mod batch;
 mod bounded;
 pub mod checkpoint;

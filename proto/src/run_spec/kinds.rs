@@ -194,6 +194,19 @@ pub enum EvalEvery {
     Steps(u64),
 }
 
+/// How many ranks a node runs: `"numa"`, `"package"`, or a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PerNode {
+    /// One for each NUMA node.
+    #[default]
+    Numa,
+    /// One for each package (socket).
+    Package,
+    /// So many.
+    Ranks(u32),
+}
+
 /// One column or several.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
-    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, Pin, Precision, Recompute, Schedule,
-    TaskType, Truncation, metric_names,
+    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, PerNode, Pin, Precision, Recompute,
+    Schedule, TaskType, Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
 
@@ -55,6 +55,9 @@ pub struct RunSpec {
     pub eval: EvalSpec,
     /// When to save, and how many checkpoints to keep.
     pub checkpoint: CheckpointSpec,
+    /// How many ranks train, and where; it changes speed, never the result.
+    #[serde(default)]
+    pub ranks: RanksSpec,
 }
 
 /// `[model]`: which model to start from.
@@ -182,6 +185,19 @@ pub struct CheckpointSpec {
     pub every_steps: Option<u64>,
     /// Checkpoints kept beside the best one, at least 1; default 2.
     pub keep_last: usize,
+}
+
+/// `[ranks]`: how many ranks train under a coordinator, and where.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct RanksSpec {
+    /// Ranks of each node; default numa.
+    pub per_node: PerNode,
+    /// How many nodes; default (`None`): all that are free when the run starts.
+    pub nodes: Option<u32>,
+    /// Fewest ranks that train; with fewer the run waits, then saves and goes back to the queue. Default 1.
+    pub min: Option<u32>,
+    /// Most ranks; default: those of the start. Nodes that come later are taken in up to this number.
+    pub max: Option<u32>,
 }
 
 impl EvalSpec {

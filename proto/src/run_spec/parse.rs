@@ -147,6 +147,7 @@ fn read_spec(r: &mut Reader<'_>, origin: &Path) -> RunSpec {
             every_steps: r.whole("checkpoint.every_steps", 1, UNBOUNDED),
             keep_last: count(r, "checkpoint.keep_last", limits::MAX_KEEP_LAST).unwrap_or(2),
         },
+        ranks: read_ranks(r),
     }
 }
 
@@ -266,6 +267,27 @@ fn read_eval(r: &mut Reader<'_>) -> EvalSpec {
             .whole("eval.early_stopping_patience", 1, u32::MAX.into())
             .and_then(|n| u32::try_from(n).ok()),
         early_stopping_min_delta: r.number("eval.early_stopping_min_delta").unwrap_or(0.0),
+    }
+}
+
+fn read_ranks(r: &mut Reader<'_>) -> RanksSpec {
+    let most = u64::from(limits::MAX_RANKS);
+    let number = |r: &mut Reader<'_>, key, most| r.whole(key, 1, most).and_then(|n| u32::try_from(n).ok());
+    let per_node = match r.as_text("ranks.per_node") {
+        Some("numa") => Some(PerNode::Numa),
+        Some("package") => Some(PerNode::Package),
+        Some(other) => {
+            let found = format!("must be \"numa\", \"package\" or a number of ranks, not \"{other}\"");
+            r.problem("ranks.per_node", found);
+            None
+        }
+        None => number(r, "ranks.per_node", limits::MAX_RANKS_PER_NODE as u64).map(PerNode::Ranks),
+    };
+    RanksSpec {
+        per_node: per_node.unwrap_or_default(),
+        nodes: number(r, "ranks.nodes", limits::MAX_NODES as u64),
+        min: number(r, "ranks.min", most),
+        max: number(r, "ranks.max", most),
     }
 }
 

@@ -18,7 +18,7 @@ const fn key(name: &'static str, kind: &'static str, default: &'static str) -> K
 }
 
 /// Names of the tables of a run file.
-pub(super) const SECTIONS: &[&str] = &["model", "task", "data", "train", "eval", "checkpoint"];
+pub(super) const SECTIONS: &[&str] = &["model", "task", "data", "train", "eval", "checkpoint", "ranks"];
 
 const DROPOUT: &str = "number, 0 <= p < 1";
 const FILES: &str = "path or list of paths";
@@ -77,6 +77,10 @@ pub const KEYS: &[Key] = &[
     key("eval.early_stopping_min_delta", "number >= 0", "0"),
     key("checkpoint.every_steps", "whole number >= 1", "at every evaluation"),
     key("checkpoint.keep_last", "whole number >= 1", "2"),
+    key("ranks.per_node", "numa | package | whole number >= 1", "numa"),
+    key("ranks.nodes", "whole number >= 1", "all that are free at the start"),
+    key("ranks.min", "whole number >= 1", "1"),
+    key("ranks.max", "whole number >= 1", "those of the start"),
 ];
 
 /// The entry of the table for a dotted name.

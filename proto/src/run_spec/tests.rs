@@ -381,6 +381,7 @@ fn complete() -> RunSpec {
     spec.eval.metric = Some("m".into());
     spec.eval.early_stopping_patience = Some(1);
     spec.checkpoint.every_steps = Some(1);
+    spec.ranks = RanksSpec { per_node: PerNode::Numa, nodes: Some(1), min: Some(1), max: Some(1) };
     spec
 }
 
@@ -407,6 +408,18 @@ fn the_table_of_keys_and_the_reference_page_hold_exactly_the_fields() {
         let plain = row.replace(['`', '"', '\\'], "");
         assert!(plain.contains(key.default), "{}: default `{}` in {row}", key.name, key.default);
     }
+}
+
+#[test]
+fn ranks_are_numa_nodes_packages_or_a_number() {
+    let ranks = |text: &str| parse(&format!("{MINIMAL}\n[ranks]\n{text}\n")).map(|spec| spec.ranks);
+    assert_eq!(parse(MINIMAL).unwrap().ranks, RanksSpec::default());
+    assert_eq!(ranks("per_node = \"package\"").unwrap().per_node, PerNode::Package);
+    let all = ranks("per_node = 4\nnodes = 2\nmin = 3\nmax = 8").unwrap();
+    assert_eq!(all, RanksSpec { per_node: PerNode::Ranks(4), nodes: Some(2), min: Some(3), max: Some(8) });
+    let error = ranks("per_node = \"socket\"\nmin = 9\nmax = 8").unwrap_err().to_string();
+    assert!(error.contains("must be \"numa\", \"package\" or a number of ranks, not \"socket\""), "{error}");
+    assert!(error.contains("`ranks.min` is 9, more than `ranks.max`, which is 8"), "{error}");
 }
 
 #[test]

@@ -18,6 +18,11 @@ pub(super) fn check(spec: &RunSpec, r: &mut Reader<'_>) {
     check_data(spec, r);
     check_length(spec, r);
     check_optimizer(spec, r);
+    if let (Some(min), Some(max)) = (spec.ranks.min, spec.ranks.max)
+        && min > max
+    {
+        r.problem("ranks.min", format!("is {min}, more than `ranks.max`, which is {max}"));
+    }
     if spec.eval.early_stopping_min_delta < 0.0 {
         r.problem("eval.early_stopping_min_delta", "must not be negative");
     }

@@ -163,6 +163,16 @@ pub(super) fn memory(root: &Path) -> MemoryFacts {
     facts
 }
 
+/// How many processes of this process's group the kernel has ended for lack of memory; none if it doesn't count.
+pub fn memory_kills(root: &Path) -> Option<u64> {
+    let groups = Hierarchy::find(root, "memory")?;
+    let file = match groups.version {
+        Version::V2 => "memory.events",
+        Version::V1 => "memory.oom_control",
+    };
+    groups.read(file).find_map(|(_, text)| field(&text, "oom_kill"))
+}
+
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

@@ -10,9 +10,10 @@ pub use alloc::keep_freed_memory;
 pub use bind::bind_process;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
-pub use limits::{MemoryFacts, Quota, Throttling};
+pub use limits::{MemoryFacts, Quota, Throttling, memory_kills};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 pub use pinning::{Pinning, pinning};
+pub use ranks::{RankCpus, Split, SplitError, split_cpus};
 
 mod alloc;
 mod bind;
@@ -23,5 +24,6 @@ mod facts;
 mod limits;
 mod numa;
 mod pinning;
+mod ranks;
 #[cfg(test)]
 mod tests;

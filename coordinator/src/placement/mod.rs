@@ -3,6 +3,10 @@
 use muster_proto::Rank;
 use muster_proto::limits::{MAX_NODES, MAX_RANKS};
 
+pub use node::{NodeRanksError, ranks_on};
+
+mod node;
+
 /// A machine or pod, as its agent reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {

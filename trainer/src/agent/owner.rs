@@ -1,0 +1,333 @@
+//! The owner task: all ranks of the node, and the session with the coordinator if there is one.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use muster_proto::limits::{AGENT_INBOX, ENDED_RANKS_KEPT, MAX_RANKS_PER_NODE, SESSION_QUEUE};
+use muster_proto::v1::{
+    AgentCommand, AgentEvent, Failed, FailureKind, FromRank, Leaving, LogLines, NodeReport, RankCommand,
+    RankEvent, RankExited, RankReport, Start, StartFailed, StartRank, agent_command, agent_event,
+    rank_command, rank_event,
+};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::process::{self, FromProcess, Process};
+use super::{AgentOptions, Commands, Request, Session, SessionError, describe, reap};
+use crate::topology::split_cpus;
+
+/// How often orphans are looked for.
+const REAP_INTERVAL: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+struct Rank {
+    run_id: String,
+    process: Option<Process>,
+    last: Option<RankEvent>,
+    installed: u64,
+    threads: u32,
+    exited: Option<RankExited>,
+}
+
+#[derive(Debug)]
+struct Open {
+    number: u64,
+    coordinator: String,
+    events: mpsc::Sender<AgentEvent>,
+    dropped: u64,
+}
+
+/// The state of an agent. See the module.
+pub(super) struct Owner {
+    options: AgentOptions,
+    ranks: BTreeMap<String, Rank>,
+    /// Names of ended ranks, oldest first.
+    ended: VecDeque<String>,
+    session: Option<Open>,
+    sessions: u64,
+    inbox: mpsc::Sender<Request>,
+    leaving: Option<(String, Instant)>,
+}
+
+impl Owner {
+    pub fn new(options: AgentOptions, inbox: mpsc::Sender<Request>) -> Self {
+        Self {
+            options,
+            ranks: BTreeMap::new(),
+            ended: VecDeque::new(),
+            session: None,
+            sessions: 0,
+            inbox,
+            leaving: None,
+        }
+    }
+
+    /// Serves until it is told to end, or has left.
+    pub async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+        let (to_me, mut from_ranks) = mpsc::channel::<(String, FromProcess)>(AGENT_INBOX);
+        let mut tick = tokio::time::interval(REAP_INTERVAL);
+        let is_init = std::process::id() == 1;
+        loop {
+            tokio::select! {
+                request = requests.recv() => match request {
+                    None | Some(Request::End) => break,
+                    Some(request) => self.request(request, &to_me),
+                },
+                Some((member, from)) = from_ranks.recv() => self.from_rank(&member, from),
+                _ = tick.tick() => if is_init { self.reap(); },
+            }
+            if self.has_left() {
+                break;
+            }
+        }
+        self.kill_all(&mut from_ranks).await;
+    }
+
+    /// Ends what is still there and waits until it is gone.
+    async fn kill_all(&mut self, from_ranks: &mut mpsc::Receiver<(String, FromProcess)>) {
+        self.ranks.values().filter_map(|rank| rank.process.as_ref()).for_each(Process::kill);
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.ranks.values().any(|rank| rank.process.is_some()) {
+            let Ok(Some((member, from))) = tokio::time::timeout_at(deadline, from_ranks.recv()).await else {
+                return;
+            };
+            self.from_rank(&member, from);
+        }
+    }
+
+    fn has_left(&self) -> bool {
+        let Some((_, deadline)) = &self.leaving else { return false };
+        let alive = self.ranks.values().any(|rank| rank.process.is_some());
+        !alive || Instant::now() >= *deadline
+    }
+
+    fn reap(&self) {
+        let ours = self.ranks.values().filter_map(|rank| Some(rank.process.as_ref()?.pid));
+        let count = reap::reap_orphans(&ours.collect::<HashSet<u32>>());
+        if count > 0 {
+            tracing::debug!("collected {count} orphans");
+        }
+    }
+
+    fn request(&mut self, request: Request, to_me: &mpsc::Sender<(String, FromProcess)>) {
+        match request {
+            Request::Session { coordinator, reply } => {
+                let session = self.open(coordinator);
+                // Who asked may be gone; its session then ends with the next event.
+                let _ = reply.send(session);
+            }
+            Request::Describe { reply } => {
+                let _ = reply.send(self.report());
+            }
+            Request::Leave { reason } => self.leave(reason),
+            Request::Command { session, command } => {
+                if self.session.as_ref().is_some_and(|open| open.number == session) {
+                    self.command(command, to_me);
+                }
+            }
+            Request::End => {}
+        }
+    }
+
+    fn open(&mut self, coordinator: String) -> Result<Session, SessionError> {
+        if let Some(open) = self.session.as_ref().filter(|open| !open.events.is_closed())
+            && open.coordinator != coordinator
+        {
+            return Err(SessionError::Held {
+                node: self.options.node.clone(),
+                holder: open.coordinator.clone(),
+                wanted: coordinator,
+            });
+        }
+        let (events, receiver) = mpsc::channel(SESSION_QUEUE);
+        self.sessions += 1;
+        let number = self.sessions;
+        tracing::info!("session {number} with coordinator {coordinator}");
+        self.session = Some(Open { number, coordinator, events, dropped: 0 });
+        self.emit(agent_event::Event::Report(self.report()));
+        if let Some((reason, _)) = &self.leaving {
+            self.emit(agent_event::Event::Leaving(Leaving { reason: reason.clone() }));
+        }
+        Ok(Session { commands: Commands { session: number, inbox: self.inbox.clone() }, events: receiver })
+    }
+
+    fn leave(&mut self, reason: String) {
+        if self.leaving.is_none() {
+            tracing::info!("leaving: {reason}");
+            self.leaving = Some((reason.clone(), Instant::now() + self.options.leave_timeout));
+            self.emit(agent_event::Event::Leaving(Leaving { reason }));
+        }
+    }
+
+    fn report(&self) -> NodeReport {
+        let ranks = self.ranks.iter().map(|(member, rank)| RankReport {
+            run_id: rank.run_id.clone(),
+            member_id: member.clone(),
+            last: rank.last.clone(),
+            installed: rank.installed,
+            threads: rank.threads,
+            exited: rank.exited.clone(),
+        });
+        NodeReport { ranks: ranks.collect(), ..describe::node_report(&self.options) }
+    }
+
+    /// Passes an event on. Without a session the state of ranks is kept for the next one, and the rest is lost.
+    fn emit(&mut self, event: agent_event::Event) {
+        let Some(open) = &mut self.session else { return };
+        let may_be_lost = match &event {
+            agent_event::Event::Log(_) => true,
+            agent_event::Event::FromRank(from) => {
+                let event = from.event.as_ref().and_then(|event| event.event.as_ref());
+                matches!(event, Some(rank_event::Event::Progress(_) | rank_event::Event::Note(_)))
+            }
+            _ => false,
+        };
+        match open.events.try_send(AgentEvent { event: Some(event) }) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) if may_be_lost => open.dropped += 1,
+            Err(error) => {
+                let (number, dropped) = (open.number, open.dropped);
+                tracing::info!("session {number} is over: {error}; {dropped} messages were dropped before");
+                self.session = None;
+            }
+        }
+    }
+
+    fn command(&mut self, command: AgentCommand, to_me: &mpsc::Sender<(String, FromProcess)>) {
+        use agent_command::Command;
+        match command.command {
+            Some(Command::Start(start)) => self.start(start, to_me),
+            Some(Command::ToRank(to)) => {
+                let Some(command) = to.command else { return };
+                self.to_rank(&to.member_id, command);
+            }
+            Some(Command::Kill(kill)) => {
+                if let Some(process) = self.ranks.get(&kill.member_id).and_then(|rank| rank.process.as_ref())
+                {
+                    tracing::warn!("killing {}: {}", kill.member_id, kill.reason);
+                    process.kill();
+                }
+            }
+            // From a newer coordinator; versions are compared before a session begins.
+            None => tracing::warn!("a command of an unknown kind is ignored"),
+        }
+    }
+
+    fn to_rank(&mut self, member: &str, command: RankCommand) {
+        let Some(rank) = self.ranks.get_mut(member) else { return };
+        let Some(process) = &rank.process else { return };
+        if let Some(rank_command::Command::Install(install)) = &command.command {
+            rank.installed = install.generation;
+        }
+        if process.commands.try_send(command).is_err() {
+            tracing::warn!("{member} takes no commands any more; killing it");
+            process.kill();
+        }
+    }
+
+    fn start(&mut self, start: StartRank, to_me: &mpsc::Sender<(String, FromProcess)>) {
+        let world = start.ranks as usize;
+        let Some(start) = start.start else { return };
+        let (run_id, member_id) = (start.run_id.clone(), start.member_id.clone());
+        match self.try_start(start, world, to_me) {
+            Ok(rank) => {
+                self.ranks.insert(member_id, rank);
+            }
+            Err(error) => {
+                tracing::warn!("can't start {member_id}: {error}");
+                self.emit(agent_event::Event::StartFailed(StartFailed { run_id, member_id, error }));
+            }
+        }
+    }
+
+    fn try_start(
+        &mut self,
+        mut start: Start,
+        world: usize,
+        to_me: &mpsc::Sender<(String, FromProcess)>,
+    ) -> Result<Rank, String> {
+        let alive = self.ranks.values().filter(|rank| rank.process.is_some()).count();
+        if alive >= MAX_RANKS_PER_NODE {
+            return Err(format!("{alive} ranks run here; at most {MAX_RANKS_PER_NODE} may"));
+        }
+        if start.member_id.is_empty() || self.ranks.contains_key(&start.member_id) {
+            return Err(format!("there is, or was, a rank with the name {:?}", start.member_id));
+        }
+        if let Some((reason, _)) = &self.leaving {
+            return Err(format!("this node is leaving: {reason}"));
+        }
+        if start.listen.is_empty() {
+            start.listen.clone_from(&self.options.listen);
+        }
+        start.node.clone_from(&self.options.node);
+        if start.cpus.is_empty() {
+            let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
+            let split = split.map_err(|error| match error.hint() {
+                Some(hint) => format!("{error}; {hint}"),
+                None => error.to_string(),
+            })?;
+            let share = split.ranks.into_iter().nth(start.local_rank as usize);
+            start.cpus = share.map(|share| share.cpus).unwrap_or_default();
+        }
+        let process = process::start(&self.options, &start.member_id, to_me.clone())
+            .map_err(|error| format!("{}: {error}", self.options.program.display()))?;
+        let rank = Rank {
+            run_id: start.run_id.clone(),
+            process: None,
+            last: None,
+            installed: 0,
+            threads: 0,
+            exited: None,
+        };
+        let command = RankCommand { command: Some(rank_command::Command::Start(start)) };
+        process.commands.try_send(command).map_err(|error| error.to_string())?;
+        Ok(Rank { process: Some(process), ..rank })
+    }
+
+    fn from_rank(&mut self, member: &str, from: FromProcess) {
+        let Some(rank) = self.ranks.get_mut(member) else { return };
+        let (run_id, member_id) = (rank.run_id.clone(), member.to_owned());
+        match from {
+            FromProcess::Event(event) => {
+                match &event.event {
+                    Some(rank_event::Event::Progress(_) | rank_event::Event::Note(_)) => {}
+                    Some(rank_event::Event::Ready(ready)) => {
+                        rank.threads = ready.threads;
+                        rank.last = Some(event.clone());
+                    }
+                    Some(_) => rank.last = Some(event.clone()),
+                    None => return,
+                }
+                self.emit(agent_event::Event::FromRank(FromRank { run_id, member_id, event: Some(event) }));
+            }
+            FromProcess::Garbage(error) => {
+                if let Some(process) = &rank.process {
+                    process.kill();
+                }
+                let kind = FailureKind::Other as i32;
+                let failed = Failed { kind, error, hints: Vec::new(), exit_code: 1 };
+                let event = RankEvent { event: Some(rank_event::Event::Failed(failed)) };
+                rank.last = Some(event.clone());
+                self.emit(agent_event::Event::FromRank(FromRank { run_id, member_id, event: Some(event) }));
+            }
+            FromProcess::Lines(lines) => {
+                lines
+                    .iter()
+                    .for_each(|line| tracing::debug!(target: "muster_trainer::rank", "{member}: {line}"));
+                self.emit(agent_event::Event::Log(LogLines { run_id, member_id, lines }));
+            }
+            FromProcess::Exited(exited) => {
+                let exited = RankExited { run_id, member_id, ..exited };
+                rank.process = None;
+                rank.exited = Some(exited.clone());
+                self.ended.push_back(member.to_owned());
+                if self.ended.len() > ENDED_RANKS_KEPT
+                    && let Some(oldest) = self.ended.pop_front()
+                {
+                    self.ranks.remove(&oldest);
+                }
+                self.emit(agent_event::Event::Exited(exited));
+            }
+        }
+    }
+}
