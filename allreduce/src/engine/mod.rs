@@ -13,6 +13,7 @@
 
 mod abort;
 mod arithmetic;
+mod check;
 mod compute;
 mod link;
 pub(crate) mod memory;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use muster_proto::Rank;
 use rustix::event::epoll;
 
+use super::clock::Clock;
 use super::conn::Conn;
 use super::dial::Dialler;
 use super::handshake::{Identity, Security};
@@ -45,6 +46,7 @@ type Hearer = Box<dyn FnOnce(&Error) + Send>;
 pub(crate) struct Core {
     pub engine: Engine,
     pub now: Duration,
+    clock: Arc<Clock>,
     pub(super) identity: Identity,
     pub(super) options: TcpOptions,
     pub(super) listener: Option<TcpListener>,
@@ -77,11 +79,11 @@ impl Registry {
 }
 
 impl Core {
-    pub fn new(
+    pub(super) fn new(
         engine: Engine,
         listener: Option<TcpListener>,
         options: TcpOptions,
-        sockets: &OwnedFd,
+        (sockets, clock): (&OwnedFd, Arc<Clock>),
     ) -> io::Result<Self> {
         if let Some(listener) = &listener {
             epoll::add(sockets, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
@@ -90,6 +92,7 @@ impl Core {
         Ok(Self {
             identity: Identity::new(engine.membership(), engine.me(), &options.security),
             now: Duration::ZERO,
+            clock,
             options,
             listener,
             conns: Vec::new(),
@@ -111,7 +114,11 @@ impl Core {
                 self.slots.insert(key, slot);
                 self.act();
             }
-            Err(refused) => slot.put(Err(refused)),
+            Err(refused) => {
+                slot.put(Err(refused));
+                // Peers may have to hear of the failure.
+                self.act();
+            }
         }
     }
 
@@ -154,14 +161,13 @@ impl Core {
         conns.chain(dials).chain(self.engine.poll_timeout()).chain(self.closing).min()
     }
 
+    /// Looks at the clock.
+    pub fn advance(&mut self) {
+        self.now = self.clock.next(self.now, self.deadline());
+    }
+
     /// One round: waits for events up to `timeout`, and does everything that follows. Returns whether anything did.
-    pub fn poll(
-        &mut self,
-        sockets: &OwnedFd,
-        wake: &OwnedFd,
-        timeout: Duration,
-        clock: impl Fn() -> Duration,
-    ) -> bool {
+    pub fn poll(&mut self, sockets: &OwnedFd, wake: &OwnedFd, timeout: Duration) -> bool {
         let mut room = [const { MaybeUninit::uninit() }; 64];
         let timeout = options::timespec(if self.has_more { Duration::ZERO } else { timeout });
         // An interrupted wait is a round without events.
@@ -169,7 +175,7 @@ impl Core {
             Ok((events, _)) => events,
             Err(_) => &[],
         };
-        self.now = clock();
+        self.advance();
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {

@@ -4,6 +4,7 @@
 //! and drives the sockets itself, so that a small operation costs no thread switch; while it does, the thread is not
 //! woken. Whoever holds the lock drives.
 
+mod clock;
 mod conn;
 mod connect;
 mod core;
@@ -25,6 +26,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 pub use self::core::TcpOptions;
 pub use handshake::{Key, Security};
 
+use self::clock::Clock;
 use self::core::Core;
 use crate::engine::{Ended, Engine, Post};
 use crate::error::{Error, Result};
@@ -144,7 +146,7 @@ pub(crate) struct Shared {
     last_drive: AtomicU64,
     /// When the thread will look by itself, in microseconds since the start.
     sleeps_until: AtomicU64,
-    start: Instant,
+    clock: Arc<Clock>,
     /// How long to look for events before sleeping.
     spin: Duration,
 }
@@ -181,8 +183,9 @@ impl Shared {
         // Spinning ranks that share a core only keep each other from working.
         let spin = if local <= cpus { options.spin } else { Duration::ZERO };
         let name = format!("muster-comm-{}", engine.me().0);
-        let core =
-            Core::new(engine, listener.map(|l| l.0), options, &sockets).map_err(|e| failed("register", e))?;
+        let clock = Arc::new(Clock::new(options.timeouts.lease() / 8));
+        let core = Core::new(engine, listener.map(|l| l.0), options, (&sockets, Arc::clone(&clock)))
+            .map_err(|e| failed("register", e))?;
         let shared = Arc::new(Self {
             core: Mutex::new(core),
             inbox: Mutex::new(VecDeque::new()),
@@ -192,7 +195,7 @@ impl Shared {
             is_gate_open: AtomicBool::new(true),
             last_drive: AtomicU64::new(0),
             sleeps_until: AtomicU64::new(u64::MAX),
-            start: Instant::now(),
+            clock,
             spin,
         });
         let of_thread = Arc::clone(&shared);
@@ -201,7 +204,7 @@ impl Shared {
     }
 
     fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.clock.now()
     }
 
     /// Has the driver do something, soon.
@@ -235,7 +238,6 @@ impl Shared {
     pub fn post(&self, post: Post, slot: Arc<Slot>, is_small: bool) {
         if is_small && let Ok(mut core) = self.core.try_lock() {
             self.take_commands(&mut core);
-            core.now = self.now();
             core.post(post, slot);
             core.flush();
             let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
@@ -285,7 +287,7 @@ impl Shared {
     fn take_commands(&self, core: &mut Core) -> bool {
         let commands = std::mem::take(&mut *lock(&self.inbox));
         let any = !commands.is_empty();
-        core.now = self.now();
+        core.advance();
         for command in commands {
             command(core);
         }
@@ -296,24 +298,24 @@ impl Shared {
     fn turn(&self, core: &mut Core, timeout: Duration) -> bool {
         let commands = self.take_commands(core);
         let timeout = if commands { Duration::ZERO } else { timeout };
-        let events = core.poll(&self.sockets, &self.wake, timeout, || self.start.elapsed());
+        let events = core.poll(&self.sockets, &self.wake, timeout);
         commands | events
     }
 
     fn drive(&self, core: &mut Core, until: Option<Instant>, is_over: impl Fn() -> bool) {
-        let until = until.map(|until| until.saturating_duration_since(self.start));
         let mut idle_since = None;
         while !is_over() {
             let now = self.now();
-            if until.is_some_and(|until| now >= until) {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
                 return;
             }
             let spins = idle_since.is_none_or(|since| now - since < self.spin);
             let timeout = if spins {
                 Duration::ZERO
             } else {
-                let next = core.deadline().into_iter().chain(until).min();
-                next.map_or(Duration::from_secs(3600), |d| d.saturating_sub(now))
+                let next = core.deadline().map(|d| d.saturating_sub(now));
+                next.into_iter().chain(left).min().unwrap_or(Duration::from_secs(3600))
             };
             if self.turn(core, timeout) {
                 idle_since = None;
