@@ -75,6 +75,9 @@ pub struct TrainArgs {
     /// Continue from the newest checkpoint of the output directory
     #[arg(long)]
     pub resume: bool,
+    /// Train with so many processes on this machine, each on a part of its cores
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: u32,
 }
 
 /// Arguments of `muster plan`.

@@ -13,7 +13,6 @@ mod commands;
 mod doctor;
 mod eval;
 mod exit;
-#[allow(dead_code, reason = "`muster train --ranks` will call it")]
 mod gang_run;
 mod logging;
 mod plan;
@@ -25,6 +24,7 @@ mod scores;
 mod stop;
 mod survey;
 mod train;
+mod train_ranks;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

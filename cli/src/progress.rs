@@ -172,7 +172,7 @@ impl TrainDisplay {
     }
 
     /// Writes a line above the bar.
-    fn aside(&self, write: impl FnOnce()) {
+    pub fn aside(&self, write: impl FnOnce()) {
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),

@@ -19,7 +19,7 @@ use muster_trainer::train::{Event, Hooks, Prepared, Start as From, Writer, prepa
 
 use crate::args::Global;
 use crate::exit::Exit;
-use crate::report::{Story, fail};
+use crate::report::Story;
 use crate::survey::survey;
 use crate::{plan, stop};
 
@@ -51,10 +51,11 @@ pub fn run(global: &Global) -> anyhow::Result<Exit> {
     match outcome {
         Ok(Outcome::Finished(_)) => Ok(Exit::Success),
         Ok(Outcome::Stopped) => Ok(Exit::Interrupted),
+        // The agent passes it on; a second report in the log would only repeat it.
         Err(error) => {
-            let exit = fail(&error, global.log_format);
-            control.tell(Told::Failed(failed(&Story::of(&error))));
-            Ok(exit)
+            let story = Story::of(&error);
+            control.tell(Told::Failed(failed(&story)));
+            Ok(story.exit)
         }
     }
 }

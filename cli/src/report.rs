@@ -15,6 +15,7 @@ use muster_trainer::train::TrainError;
 use crate::args::LogFormat;
 use crate::exit::Exit;
 use crate::predict::InputError;
+use crate::train_ranks::RunFailed;
 
 /// What the user can do about an error, and how the process ends. The errors of every part are listed here once.
 fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
@@ -27,6 +28,9 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
     }
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return Some((exit_of(error), error.hint()));
+    }
+    if let Some(error) = error.downcast_ref::<RunFailed>() {
+        return Some((error.exit(), error.hint()));
     }
     known! {
         InputError => Exit::Data,

@@ -17,7 +17,7 @@ use crate::commands::print;
 use crate::exit::Exit;
 use crate::progress::TrainDisplay;
 use crate::survey::survey;
-use crate::{plan, scores, stop};
+use crate::{plan, scores, stop, train_ranks};
 
 /// Trains a model, or goes on with a run that was stopped.
 ///
@@ -26,7 +26,10 @@ use crate::{plan, scores, stop};
 pub fn run(args: &TrainArgs, global: &Global) -> anyhow::Result<Exit> {
     let stop = stop::on_signals()?;
     let spec = RunSpec::load_with(&args.run.run, &args.run.overrides)?;
-    let outcome = train(args, &spec, &stop, global);
+    let outcome = match args.ranks {
+        1 => train(args, &spec, &stop, global),
+        ranks => train_ranks::train(args, &spec, ranks, &stop, global),
+    };
     let stopped_early_on = |error: &anyhow::Error| {
         matches!(error.downcast_ref(), Some(TrainError::Data(DataError::Interrupted(_))))
     };

@@ -89,9 +89,6 @@ pub const MAX_HUB_FILES: usize = 10_000;
 /// Largest token file, in bytes.
 pub const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
-/// Largest message between an agent and a rank; a run file is the largest part of one.
-pub const MAX_CONTROL_BYTES: usize = 16 << 20;
-
 /// Most CPUs of a machine that the topology reader accepts.
 pub const MAX_CPUS: usize = 8_192;
 /// Deepest cgroup nesting that is followed.
@@ -100,10 +97,8 @@ pub const MAX_CGROUP_DEPTH: usize = 64;
 pub const MAX_NODES: usize = 4_096;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
-<<<<<<< HEAD
 /// Most sums that wait for the thread of a node; a step has far fewer buckets.
 pub const MAX_QUEUED_SUMS: usize = 4_096;
-=======
 
 /// Most ranks that one node agent runs.
 pub const MAX_RANKS_PER_NODE: usize = 256;
@@ -175,4 +170,3 @@ pub const BACKFILL_WINDOW: Duration = Duration::from_secs(600);
 pub const REQUEUE_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 /// Times that a run may go back to the queue without a step in between.
 pub const MAX_REQUEUES: u32 = 50;
->>>>>>> control

@@ -2,11 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoints;
-<<<<<<< HEAD
-pub mod ranks;
-=======
 pub mod fake_rank;
->>>>>>> control
+pub mod ranks;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use muster_proto::limits::MAX_CONTROL_BYTES;
+use muster_proto::limits::MAX_MESSAGE_BYTES;
 use muster_proto::v1::rank_command::Command;
 use muster_proto::v1::rank_event::Event;
 use muster_proto::v1::{Install, RankCommand, RankEvent, Start};
@@ -185,13 +185,13 @@ fn read_len(reader: &mut impl Read) -> io::Result<usize> {
         reader.read_exact(&mut byte)?;
         len |= usize::from(byte[0] & 0x7f) << shift;
         if byte[0] < 0x80 {
-            if len > MAX_CONTROL_BYTES {
+            if len > MAX_MESSAGE_BYTES {
                 break;
             }
             return Ok(len);
         }
     }
-    Err(io::Error::other(format!("a message is longer than {MAX_CONTROL_BYTES} bytes")))
+    Err(io::Error::other(format!("a message is longer than {MAX_MESSAGE_BYTES} bytes")))
 }
 
 #[cfg(test)]
