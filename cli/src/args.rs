@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::cluster::args as cluster;
+
 /// Fine-tunes transformer models on CPUs.
 #[derive(Debug, Parser)]
 #[command(name = "muster", version, max_term_width = 100, after_help = crate::exit::HELP)]
@@ -54,6 +56,22 @@ pub enum Command {
     /// Take part in a run as one of its ranks; agents start it
     #[command(hide = true)]
     Rank,
+    /// Give runs to the nodes of a cluster and keep their ranks together
+    Coordinator(cluster::CoordinatorArgs),
+    /// Run the ranks of this node for a coordinator
+    Trainer(cluster::TrainerArgs),
+    /// Queue a run at a coordinator
+    Submit(cluster::SubmitArgs),
+    /// List the runs of a coordinator
+    Runs(cluster::RunsArgs),
+    /// Show what a run does, or what it waits for
+    Status(cluster::OneRunArgs),
+    /// Show what the ranks of a run wrote
+    Logs(cluster::LogsArgs),
+    /// Ask a run to save and end
+    Cancel(cluster::OneRunArgs),
+    /// List the nodes of a coordinator
+    Nodes(cluster::NodesArgs),
 }
 
 /// A run file and changes to it.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{doctor, eval, plan, predict, rank, train};
+use crate::{cluster, doctor, eval, plan, predict, rank, train};
 
 /// Runs the command of the arguments.
 ///
@@ -23,6 +23,14 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Predict(args) => predict::run(args),
         Command::Doctor => doctor::run(global),
         Command::Rank => rank::run(global),
+        Command::Coordinator(args) => cluster::coordinator(args),
+        Command::Trainer(args) => cluster::trainer(args),
+        Command::Submit(args) => cluster::submit(args, global),
+        Command::Runs(args) => cluster::list(args, global),
+        Command::Status(args) => cluster::status(args, global),
+        Command::Logs(args) => cluster::logs(args, global),
+        Command::Cancel(args) => cluster::cancel(args, global),
+        Command::Nodes(args) => cluster::nodes(args, global),
     }
 }
 

@@ -358,7 +358,7 @@ mod tests {
         assert!(took < Duration::from_secs(1), "{took:?}");
         // The killed process came back and took part again.
         assert!(killer.pids.contains_key("local/0#3"), "{:?}", killer.notes);
-        assert!(killer.notes.iter().any(|note| note.contains("want to join")), "{:?}", killer.notes);
+        assert!(killer.notes.iter().any(|note| note.contains("to join")), "{:?}", killer.notes);
         let steps = std::fs::read_to_string(dir.path().join("out/steps")).expect("a log of steps");
         let mut steps: Vec<u64> = steps.lines().map(|line| line.parse().expect("a step")).collect();
         steps.dedup();

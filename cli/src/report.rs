@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io::{ErrorKind, Write};
 
 use muster_coordinator::PlacementError;
+use muster_coordinator::net::ServeError;
+use muster_coordinator::store::StoreError;
 use muster_kernels::isa::ParseCapError;
 use muster_proto::SpecError;
 use muster_trainer::checkpoint::CheckpointError;
@@ -13,6 +15,7 @@ use muster_trainer::topology::SplitError;
 use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
+use crate::cluster::ClientError;
 use crate::exit::Exit;
 use crate::predict::InputError;
 use crate::train_ranks::RunFailed;
@@ -32,7 +35,13 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
     if let Some(error) = error.downcast_ref::<RunFailed>() {
         return Some((error.exit(), error.hint()));
     }
+    if let Some(error) = error.downcast_ref::<ClientError>() {
+        let exit = if error.is_usage() { Exit::Usage } else { Exit::Failure };
+        return Some((exit, error.hint()));
+    }
     known! {
+        StoreError => Exit::Failure,
+        ServeError => Exit::Failure,
         InputError => Exit::Data,
         HubError => Exit::Data,
         SpecError => Exit::Usage,

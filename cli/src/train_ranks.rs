@@ -67,7 +67,10 @@ pub fn train(
         LocalOutcome::Finished { results } => {
             Ok(Some(serde_json::from_str(&results).context("the results of a rank can't be read")?))
         }
-        LocalOutcome::Stopped { .. } => Ok(None),
+        LocalOutcome::Stopped { saved } => {
+            tracing::debug!("stopped; checkpoint of step {saved:?}");
+            Ok(None)
+        }
         LocalOutcome::Failed(failure) => Err(RunFailed(failure).into()),
     }
 }
@@ -78,12 +81,9 @@ fn show(display: &mut TrainDisplay, observed: &Observed<'_>) {
             Ok(event) => display.show(&event),
             Err(error) => tracing::debug!("a note that can't be read: {error}: {text}"),
         },
-        Observed::Rank { rank, event: Told::Broken(broken), .. } => {
-            display.show(&Event::Warning(format!(
-                "rank {rank} after step {}: {}",
-                broken.step(),
-                broken.error
-            )));
+        Observed::Rank { rank, member, event: Told::Broken(broken) } => {
+            let text = format!("rank {rank} ({member}) after step {}: {}", broken.step(), broken.error);
+            display.show(&Event::Warning(text));
         }
         Observed::State { state: RunState::Waiting, reason } => {
             display.show(&Event::Warning((*reason).to_owned()));

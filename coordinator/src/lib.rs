@@ -1,10 +1,13 @@
-//! Placement: which rank of a run goes to which node, and why.
+//! Who trains what, and where: placement, membership of runs, their queue, and the services that people and agents talk to.
 //!
-//! A pure function of facts; nothing here talks to a node. The local machine is the only node that is placed on, and a
-//! run has one rank: there is no membership, no generation and no discovery.
+//! The decisions are pure: [`place`], the gang's state machine in [`gang`], the queue in `owner`. One owner task holds all
+//! state and asks them; `net` only carries messages. Weights and gradients never pass through here.
 #![forbid(unsafe_code)]
 
+pub mod discovery;
 pub mod gang;
+pub mod net;
+pub mod owner;
 pub mod run;
 pub mod secret;
 pub mod store;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoints;
+pub mod cluster;
 pub mod fake_rank;
 pub mod ranks;
 
@@ -53,7 +54,7 @@ fn build(profile: &Path) {
 pub fn muster(args: &[&str]) -> Command {
     let mut command = Command::new(muster_bin());
     command.args(args);
-    for name in ["MUSTER_LOG", "RUST_LOG", "MUSTER_MAX_ISA", "NO_COLOR", "COLUMNS"] {
+    for name in ["MUSTER_LOG", "RUST_LOG", "MUSTER_MAX_ISA", "MUSTER_COORDINATOR", "NO_COLOR", "COLUMNS"] {
         command.env_remove(name);
     }
     command

@@ -1,12 +1,15 @@
 //! The end of a run: who is told to stop, who saves, who is killed in the end.
 
+use super::live::LEASE_STEPS;
 use super::types::{Action, Moment, Outcome, Save};
 use super::{Gang, Member, Phase, State};
 
 impl Gang {
     pub(super) fn ending_deadline(&self) -> Option<Moment> {
         let Phase::Ending { save, since, .. } = &self.phase else { return None };
-        Some(*since + if *save == Save::Yes { self.policy.save_timeout } else { self.policy.stop_timeout })
+        let time = if *save == Save::Yes { self.policy.save_timeout } else { self.policy.stop_timeout };
+        // Ranks end at a step boundary.
+        Some(*since + time + self.step_time * LEASE_STEPS)
     }
 
     pub(super) fn settle_ending(&mut self, now: Moment) {

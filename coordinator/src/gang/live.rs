@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::types::{Action, Moment, Save};
-use super::{Gang, Live, Member, State};
+use super::{Gang, Live, Member, Slot, State};
 
 /// A generation that waits for a step may wait for this many.
-const LEASE_STEPS: u32 = 3;
+pub(super) const LEASE_STEPS: u32 = 3;
 
 impl Gang {
     pub(super) fn lease(&self) -> Duration {
@@ -14,30 +14,26 @@ impl Gang {
     }
 
     /// When a member that is still in the live generation is given up, and why; none while all is well.
-    fn patience(&self, live: &Live, id: &str) -> Option<(Moment, &'static str)> {
+    fn patience(&self, live: &Live, slot: &Slot, member: &Member) -> Option<(Moment, &'static str)> {
         let lease = self.lease();
         let mut all: Vec<(Moment, &'static str)> = Vec::new();
-        if self.members_iter().any(|(_, slot, member)| member.id == id && slot.reachable) {
+        if slot.reachable {
             all.push((live.heard + self.policy.hang_timeout, "no rank of the generation says anything"));
         }
         if let Some(since) = live.broken_since {
             all.push((since + lease, "it is silent although the generation broke"));
         }
-        if let Some((_, since)) = live.blamed.get(id) {
+        if let Some((_, since)) = live.blamed.get(&member.id) {
             all.push((*since + self.policy.blame_grace, "its peers blame it and it is silent"));
         }
         if let Some(since) = live.paused_since {
             all.push((since + lease, "it is silent although its peers have paused"));
         }
-        if !live.restored && !self.is_running(id) {
+        if !live.restored && !member.is_running() {
             let until = live.formed_at + self.policy.form_timeout;
             all.push((until, "it did not join the generation in time"));
         }
         all.into_iter().min()
-    }
-
-    fn is_running(&self, id: &str) -> bool {
-        self.members_iter().any(|(_, _, member)| member.id == id && member.is_running())
     }
 
     /// Gives up members that are silent for too long.
@@ -53,8 +49,8 @@ impl Gang {
         let Some(live) = &self.live else { return };
         let active = self.members_iter().filter(|(_, _, member)| member.is_active());
         let silent: Vec<(String, &str)> = active
-            .filter_map(|(_, _, member)| {
-                let (until, why) = self.patience(live, &member.id)?;
+            .filter_map(|(_, slot, member)| {
+                let (until, why) = self.patience(live, slot, member)?;
                 (now >= until).then(|| (member.id.clone(), why))
             })
             .collect();
@@ -97,7 +93,7 @@ impl Gang {
         if live.broken_since.is_some() || live.finishing || live.paused_since.is_some() {
             return;
         }
-        let leaves = |(_, slot, _): &(_, &super::Slot, _)| slot.leaving || slot.removed;
+        let leaves = |(_, slot, _): &(_, &Slot, _)| slot.leaving || slot.removed;
         let leaving = self.members_iter().filter(leaves).filter(|(_, _, m)| m.is_active()).count();
         let staying = self.members_iter().filter(|m| !leaves(m));
         let newcomers = staying.clone().filter(|(_, _, m)| m.is_waiting() && m.told.is_none()).count();
@@ -108,8 +104,7 @@ impl Gang {
         if active == 0 {
             return self.requeue(now, "every node of the run leaves".into());
         }
-        let reachable =
-            |(_, slot, member): &(_, &super::Slot, &Member)| slot.reachable && member.is_running();
+        let reachable = |(_, slot, member): &(_, &Slot, &Member)| slot.reachable && member.is_running();
         let target = self.members_iter().find(reachable).map(|(_, _, member)| member.id.clone());
         let Some(target) = target else { return };
         let (lease, debounce) = (self.lease(), self.policy.regroup_debounce);
@@ -122,10 +117,11 @@ impl Gang {
         if due {
             live.regroup_sent = Some(now);
             let generation = live.generation;
+            let ranks = |n: usize| if n == 1 { "1 rank is".to_owned() } else { format!("{n} ranks are") };
             let reason = match (newcomers, leaving) {
-                (n, 0) => format!("{n} ranks want to join"),
-                (0, n) => format!("{n} ranks leave"),
-                (new, old) => format!("{new} ranks want to join, {old} leave"),
+                (n, 0) => format!("{} about to join", ranks(n)),
+                (0, n) => format!("{} about to leave", ranks(n)),
+                (new, old) => format!("{} about to join, {old} to leave", ranks(new)),
             };
             self.decide(Action::Regroup { member: target, generation }, reason);
         }
@@ -148,7 +144,7 @@ impl Gang {
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Moment> + '_ {
         let live = self.live.iter().flat_map(move |live| {
             let active = self.members_iter().filter(|(_, _, member)| member.is_active());
-            let patience = active.filter_map(|(_, _, m)| Some(self.patience(live, &m.id)?.0));
+            let patience = active.filter_map(|(_, slot, m)| Some(self.patience(live, slot, m)?.0));
             let debounce = match live.regroup_sent {
                 None => live.regroup_wanted.map(|at| at + self.policy.regroup_debounce),
                 Some(sent) => Some(sent + self.lease()),

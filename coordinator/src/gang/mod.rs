@@ -135,10 +135,16 @@ impl Gang {
         }
     }
 
+    /// A gang of a run that had processes and generations before: their numbers are not used again.
+    #[must_use]
+    pub fn with_past(mut self, past: &Past) -> Self {
+        (self.generation, self.incarnation) = (past.generation, past.incarnation);
+        self
+    }
+
     /// The gang of an earlier coordinator, whose last generation is taken to go on until its nodes report.
     pub fn restore(mut self, now: Moment, nodes: &[(String, u32)], past: &Past) -> Self {
-        self.generation = past.generation;
-        self.incarnation = past.incarnation;
+        self = self.with_past(past);
         self.changed_at = now;
         for (node, local_ranks) in nodes {
             for local_rank in 0..*local_ranks {
@@ -225,6 +231,15 @@ impl Gang {
         slots.map(|(key, slot)| (key.node.as_str(), slot.local_ranks)).collect()
     }
 
+    /// Nodes that are out of sight and have no process that could come back.
+    pub fn lost_nodes(&self) -> Vec<String> {
+        let lost = |node: &str| {
+            let mut slots = self.slots.iter().filter(|(key, _)| key.node == node);
+            slots.all(|(_, slot)| !slot.reachable && slot.member.is_none())
+        };
+        self.nodes().into_keys().filter(|node| lost(node)).map(str::to_owned).collect()
+    }
+
     /// In words, what a gang that does not train waits for.
     pub fn waits_for(&self) -> String {
         let count = |test: fn(&Slot) -> bool| self.slots.values().filter(|slot| test(slot)).count();
@@ -236,9 +251,9 @@ impl Gang {
         let lost = count(|slot| !slot.reachable);
         let mut text = format!("{waiting} of {all} ranks are ready");
         for (count, what) in [
-            (starting, "read data and weights"),
-            (idle, "are started again soon"),
-            (lost, "are on nodes without a session"),
+            (starting, "still reading"),
+            (idle, "to be started again soon"),
+            (lost, "on nodes without a session"),
         ] {
             if count > 0 {
                 text.push_str(&format!(", {count} {what}"));

@@ -182,7 +182,7 @@ fn below_the_minimum_the_run_waits_then_saves_once_and_goes_back_to_the_queue() 
     assert_eq!(bench.gang.state(), GangState::Waiting);
     assert_eq!(
         bench.gang.waits_for(),
-        "2 of 3 ranks are ready, 1 are started again soon; at least 3 are needed"
+        "2 of 3 ranks are ready, 1 to be started again soon; at least 3 are needed"
     );
     bench.at(2_000, Event::Tick);
     let actions = bench.at(61_020, Event::Tick);

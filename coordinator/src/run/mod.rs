@@ -94,6 +94,23 @@ impl Run {
         }
     }
 
+    /// Takes over what an earlier coordinator knew of the run's course.
+    #[must_use]
+    pub fn with_course(
+        mut self,
+        progress: Option<v1::Progress>,
+        recoveries: u32,
+        last_recovery: Duration,
+    ) -> Self {
+        self.furthest = progress;
+        (self.recoveries, self.last_recovery) = (recoveries, last_recovery);
+        if self.gang.generation().is_some() {
+            self.trains = true;
+            self.reason = "it trained when this coordinator started; its nodes will say more".into();
+        }
+        self
+    }
+
     /// What is trained.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe

@@ -28,7 +28,7 @@ CREATE TABLE runs (
     run_file TEXT NOT NULL, run_file_path TEXT NOT NULL, overrides TEXT NOT NULL, priority INTEGER NOT NULL,
     resume INTEGER NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL, submitted_ms INTEGER NOT NULL,
     started_ms INTEGER NOT NULL, ended_ms INTEGER NOT NULL, results TEXT NOT NULL, failure INTEGER NOT NULL,
-    nodes TEXT NOT NULL, ranks INTEGER NOT NULL, incarnation INTEGER NOT NULL, recoveries INTEGER NOT NULL,
+    nodes TEXT NOT NULL, ranks INTEGER NOT NULL, incarnation INTEGER NOT NULL, generation INTEGER NOT NULL, recoveries INTEGER NOT NULL,
     last_recovery_ms INTEGER NOT NULL, requeues INTEGER NOT NULL, progress BLOB
 ) STRICT;
 CREATE TABLE generations (

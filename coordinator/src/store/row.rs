@@ -47,6 +47,8 @@ pub struct RunRow {
     pub ranks: u32,
     /// Number of its last process.
     pub incarnation: u64,
+    /// Its last generation, once it is over.
+    pub generation: u64,
     /// Times that a generation broke and the next one trained.
     pub recoveries: u32,
     /// Time of the last recovery.
@@ -72,6 +74,7 @@ impl RunRow {
             reason: self.reason.clone(),
             priority: self.priority,
             progress: self.progress,
+            generation: self.generation,
             submitted_ms: self.submitted_ms,
             started_ms: self.started_ms,
             ended_ms: self.ended_ms,
@@ -107,6 +110,7 @@ impl RunRow {
             nodes: serde_json::from_str(&json("nodes")?).unwrap_or_default(),
             ranks: row.get("ranks")?,
             incarnation: number("incarnation")?,
+            generation: number("generation")?,
             recoveries: row.get("recoveries")?,
             last_recovery_ms: number("last_recovery_ms")?,
             requeues: row.get("requeues")?,
@@ -124,8 +128,8 @@ impl Store {
         let insert =
             "INSERT INTO runs (id, request_id, name, run_file, run_file_path, overrides, priority, resume,
             state, reason, submitted_ms, started_ms, ended_ms, results, failure, nodes, ranks, incarnation,
-            recoveries, last_recovery_ms, requeues)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0)";
+            generation, recoveries, last_recovery_ms, requeues)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0)";
         let overrides = serde_json::to_string(&run.overrides).unwrap_or_default();
         let done = self.db.execute(
             insert,
@@ -163,7 +167,7 @@ impl Store {
     pub fn update_run(&self, run: &RunRow) -> Result<(), StoreError> {
         let update = "UPDATE runs SET resume = ?2, state = ?3, reason = ?4, started_ms = ?5, ended_ms = ?6,
             results = ?7, failure = ?8, nodes = ?9, ranks = ?10, incarnation = ?11, recoveries = ?12,
-            last_recovery_ms = ?13, requeues = ?14, progress = ?15 WHERE id = ?1";
+            last_recovery_ms = ?13, requeues = ?14, progress = ?15, generation = ?16 WHERE id = ?1";
         let nodes = serde_json::to_string(&run.nodes).unwrap_or_default();
         let progress = run.progress.map(|progress| progress.encode_to_vec());
         let done = self.db.execute(
@@ -183,7 +187,8 @@ impl Store {
                 run.recoveries,
                 run.last_recovery_ms as i64,
                 run.requeues,
-                progress
+                progress,
+                run.generation as i64
             ],
         );
         self.check("the state of a run", done.map(drop))

@@ -25,6 +25,7 @@ pub(crate) fn row(id: &str) -> RunRow {
         nodes: Vec::new(),
         ranks: 0,
         incarnation: 0,
+        generation: 0,
         recoveries: 0,
         last_recovery_ms: 0,
         requeues: 0,

@@ -25,6 +25,7 @@ pub use server::{AgentService, COORDINATOR_ID};
 mod death;
 mod describe;
 mod lines;
+mod metrics;
 mod owner;
 mod process;
 mod reap;
@@ -109,6 +110,7 @@ enum Request {
     Session { coordinator: String, reply: oneshot::Sender<Result<Session, SessionError>> },
     Command { session: u64, command: AgentCommand },
     Describe { reply: oneshot::Sender<NodeReport> },
+    Metrics { reply: oneshot::Sender<String> },
     Leave { reason: String },
     End,
 }
@@ -171,6 +173,16 @@ impl Asker {
     pub async fn describe(&self) -> Result<NodeReport, SessionError> {
         let (reply, answer) = oneshot::channel();
         self.inbox.send(Request::Describe { reply }).await.map_err(|_| SessionError::Ended)?;
+        answer.await.map_err(|_| SessionError::Ended)
+    }
+
+    /// What the agent knows, in the text format of Prometheus.
+    ///
+    /// # Errors
+    /// If the agent has ended.
+    pub async fn metrics(&self) -> Result<String, SessionError> {
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(Request::Metrics { reply }).await.map_err(|_| SessionError::Ended)?;
         answer.await.map_err(|_| SessionError::Ended)
     }
 

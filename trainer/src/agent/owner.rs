@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use muster_proto::limits::{AGENT_INBOX, ENDED_RANKS_KEPT, MAX_RANKS_PER_NODE, SESSION_QUEUE};
 use muster_proto::v1::{
-    AgentCommand, AgentEvent, Failed, FailureKind, FromRank, Leaving, LogLines, NodeReport, RankCommand,
-    RankEvent, RankExited, RankReport, Start, StartFailed, StartRank, agent_command, agent_event,
-    rank_command, rank_event,
+    AgentCommand, AgentEvent, Failed, FailureKind, FromRank, Leaving, LogLines, NodeReport, Progress,
+    RankCommand, RankEvent, RankExited, RankReport, Start, StartFailed, StartRank, agent_command,
+    agent_event, rank_command, rank_event,
 };
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::process::{self, FromProcess, Process};
-use super::{AgentOptions, Commands, Request, Session, SessionError, describe, reap};
+use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
 use crate::topology::split_cpus;
 
 /// How often orphans are looked for.
@@ -24,6 +24,7 @@ struct Rank {
     run_id: String,
     process: Option<Process>,
     last: Option<RankEvent>,
+    progress: Option<Progress>,
     installed: u64,
     threads: u32,
     exited: Option<RankExited>,
@@ -118,6 +119,13 @@ impl Owner {
             }
             Request::Describe { reply } => {
                 let _ = reply.send(self.report());
+            }
+            Request::Metrics { reply } => {
+                let ranks = self.ranks.iter().filter(|(_, rank)| rank.process.is_some());
+                let ranks =
+                    ranks.map(|(id, rank)| (id.as_str(), rank.run_id.as_str(), rank.progress.as_ref()));
+                let connected = self.session.as_ref().is_some_and(|open| !open.events.is_closed());
+                let _ = reply.send(metrics::text(&self.options.node, connected, ranks));
             }
             Request::Leave { reason } => self.leave(reason),
             Request::Command { session, command } => {
@@ -275,6 +283,7 @@ impl Owner {
             run_id: start.run_id.clone(),
             process: None,
             last: None,
+            progress: None,
             installed: 0,
             threads: 0,
             exited: None,
@@ -290,7 +299,8 @@ impl Owner {
         match from {
             FromProcess::Event(event) => {
                 match &event.event {
-                    Some(rank_event::Event::Progress(_) | rank_event::Event::Note(_)) => {}
+                    Some(rank_event::Event::Progress(progress)) => rank.progress = Some(*progress),
+                    Some(rank_event::Event::Note(_)) => {}
                     Some(rank_event::Event::Ready(ready)) => {
                         rank.threads = ready.threads;
                         rank.last = Some(event.clone());

@@ -1,0 +1,115 @@
+//! `muster runs`, `muster status` and `muster cancel`.
+
+use muster_proto::v1::{CancelRunRequest, GetRunRequest, ListRunsRequest, Run};
+
+use super::args::{OneRunArgs, RunsArgs};
+use super::client::Client;
+use super::words;
+use crate::args::Global;
+use crate::commands::{print, table};
+use crate::exit::Exit;
+
+/// Lists runs, the newest first.
+///
+/// # Errors
+/// A coordinator that can't be reached.
+pub fn list(args: &RunsArgs, global: &Global) -> anyhow::Result<Exit> {
+    let request = ListRunsRequest { all: args.all, limit: args.limit };
+    let runs = super::client_runtime()?.block_on(async {
+        let client = Client::connect(&args.client.coordinator).await?;
+        let mut rpc = client.rpc.clone();
+        client.answer(rpc.list_runs(request)).await
+    })?;
+    let json: Vec<_> = runs.runs.iter().map(words::run_json).collect();
+    print(global, &json, || render_list(&runs.runs))?;
+    Ok(Exit::Success)
+}
+
+fn render_list(runs: &[Run]) -> String {
+    if runs.is_empty() {
+        return "no runs\n".into();
+    }
+    let row = |run: &Run| {
+        vec![
+            run.id.clone(),
+            run.name.clone(),
+            words::state(run),
+            words::progress(run),
+            words::ago(run.submitted_ms),
+            run.reason.clone(),
+        ]
+    };
+    let rows: Vec<_> = runs.iter().map(row).collect();
+    table(&["id", "name", "state", "progress", "submitted", "why"], &rows)
+}
+
+/// Shows one run: what it does, or what it waits for.
+///
+/// # Errors
+/// A coordinator that can't be reached, or doesn't know the run.
+pub fn status(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
+    let request = GetRunRequest { run: args.run.clone() };
+    let answer = super::client_runtime()?.block_on(async {
+        let client = Client::connect(&args.client.coordinator).await?;
+        let mut rpc = client.rpc.clone();
+        client.answer(rpc.get_run(request)).await
+    })?;
+    let run = answer.run.unwrap_or_default();
+    print(global, &words::run_json(&run), || render(&run))?;
+    Ok(Exit::Success)
+}
+
+/// Asks a run to save and end.
+///
+/// # Errors
+/// A coordinator that can't be reached or doesn't know the run, or a run that is over.
+pub fn cancel(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
+    let request = CancelRunRequest { run: args.run.clone() };
+    let answer = super::client_runtime()?.block_on(async {
+        let client = Client::connect(&args.client.coordinator).await?;
+        let mut rpc = client.rpc.clone();
+        client.answer(rpc.cancel_run(request)).await
+    })?;
+    let run = answer.run.unwrap_or_default();
+    print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, words::state(&run)))?;
+    Ok(Exit::Success)
+}
+
+fn render(run: &Run) -> String {
+    let mut text = format!("{} ({}) is {}\n  {}\n", run.name, run.id, words::state(run), run.reason);
+    if run.progress.is_some() {
+        text.push_str(&format!("  {}", words::progress(run)));
+        if let Some(loss) = run.progress.map(|progress| progress.loss).filter(|loss| loss.is_finite()) {
+            text.push_str(&format!(", loss {loss:.4}"));
+        }
+        text.push('\n');
+    }
+    if run.recoveries > 0 {
+        let ms = run.last_recovery_ms;
+        text.push_str(&format!("  recovered {} times, the last time in {ms} ms\n", run.recoveries));
+    }
+    text.push_str(&format!("  submitted {}\n", words::ago(run.submitted_ms)));
+    if !run.ranks.is_empty() {
+        text.push_str(&format!("\ngeneration {}\n{}", run.generation, ranks(run)));
+    }
+    text
+}
+
+fn ranks(run: &Run) -> String {
+    let ms = |us: Option<u64>| us.map_or(String::new(), |us| format!("{:.1}", us as f64 / 1_000.0));
+    let row = |rank: &muster_proto::v1::RunRank| {
+        let progress = rank.progress.as_ref();
+        vec![
+            rank.rank.to_string(),
+            rank.member_id.clone(),
+            rank.state.clone(),
+            progress.map_or(String::new(), |p| p.step.to_string()),
+            ms(progress.map(|p| p.step_us)),
+            ms(progress.map(|p| p.compute_us)),
+            ms(progress.map(|p| p.exposed_us)),
+            ms(progress.map(|p| p.data_us)),
+        ]
+    };
+    let rows: Vec<_> = run.ranks.iter().map(row).collect();
+    table(&["rank", "process", "state", "step", "step ms", "compute", "exposed", "data"], &rows)
+}

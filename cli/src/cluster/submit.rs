@@ -1,0 +1,105 @@
+//! `muster submit`.
+
+use anyhow::Context;
+use muster_proto::RunSpec;
+use muster_proto::v1::{Run, SubmitRequest, WatchRunRequest};
+
+use super::args::SubmitArgs;
+use super::client::{Client, ClientError};
+use super::words;
+use crate::args::Global;
+use crate::commands::print;
+use crate::exit::Exit;
+
+/// Pause before a coordinator that went away is asked again.
+const RETRY_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
+/// How often in a row it is asked again.
+const RETRIES: u32 = 600;
+
+/// Queues a run; waits for its end if that is wanted.
+///
+/// # Errors
+/// A bad run file, or a coordinator that can't be reached or refuses the run.
+pub fn run(args: &SubmitArgs, global: &Global) -> anyhow::Result<Exit> {
+    // Mistakes are told here with file and line, before anybody else is asked.
+    RunSpec::load_with(&args.run.run, &args.run.overrides)?;
+    let path = std::path::absolute(&args.run.run).context("the path of the run file")?;
+    let text = std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
+    let request = SubmitRequest {
+        run_file: text,
+        run_file_path: path.to_string_lossy().into_owned(),
+        overrides: args.run.overrides.clone(),
+        priority: args.priority,
+        request_id: muster_coordinator::secret::random_name::<16>(),
+        resume: args.resume,
+    };
+    let address = args.client.coordinator.as_str();
+    let runtime = super::client_runtime()?;
+    let run = runtime.block_on(submit(address, request))?;
+    if !args.wait {
+        print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
+        return Ok(Exit::Success);
+    }
+    let run = runtime.block_on(wait(address, run))?;
+    print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
+    Ok(words::exit(&run))
+}
+
+async fn submit(address: &str, request: SubmitRequest) -> Result<Run, ClientError> {
+    let client = Client::connect(address).await?;
+    let mut rpc = client.rpc.clone();
+    // The request has an id: asking again does not queue it twice.
+    let first = client.answer(rpc.submit(request.clone())).await;
+    let answer = match first {
+        Err(error) if error.may_pass() => {
+            tokio::time::sleep(RETRY_PAUSE).await;
+            let client = Client::connect(address).await?;
+            let mut rpc = client.rpc.clone();
+            client.answer(rpc.submit(request)).await?
+        }
+        other => other?,
+    };
+    Ok(answer.run.unwrap_or_default())
+}
+
+/// Watches a run to its end, across restarts of the coordinator.
+async fn wait(address: &str, mut run: Run) -> Result<Run, ClientError> {
+    let mut failures = 0;
+    while !words::is_over(&run) {
+        match watch(address, &mut run).await {
+            Ok(()) => failures = 0,
+            Err(error) if error.may_pass() && failures < RETRIES => {
+                failures += 1;
+                if failures == 1 {
+                    tracing::warn!("lost the coordinator ({error}); the run goes on, trying again");
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        if !words::is_over(&run) {
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+    Ok(run)
+}
+
+async fn watch(address: &str, run: &mut Run) -> Result<(), ClientError> {
+    let client = Client::connect(address).await?;
+    let mut rpc = client.rpc.clone();
+    let mut stream = client.answer(rpc.watch_run(WatchRunRequest { run: run.id.clone() })).await?;
+    // No deadline: a run may train for days, and keep-alive finds a dead connection.
+    while let Some(message) = stream.message().await? {
+        let Some(now) = message.run else { continue };
+        if (now.state, &now.reason) != (run.state, &run.reason) {
+            tracing::info!(
+                "{} is {}: {} {}",
+                now.name,
+                words::state(&now),
+                now.reason,
+                words::progress(&now)
+            );
+        }
+        *run = now;
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! `muster trainer`: the node agent as a process.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context;
+use muster_kernels::isa;
+use muster_proto::limits::{ANNOUNCE_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES};
+use muster_proto::v1::AnnounceRequest;
+use muster_proto::v1::agent_server::AgentServer;
+use muster_trainer::agent::{self, AgentOptions, AgentService, Asker, Handle};
+use muster_trainer::topology::HostFacts;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::transport::Server;
+
+use super::args::TrainerArgs;
+use super::client::Client;
+use super::coordinator::stop_signal;
+use crate::exit::Exit;
+
+/// How often it is looked whether all ranks have left.
+const LEFT_POLL: Duration = Duration::from_millis(50);
+
+/// Time for the last events to reach the coordinator.
+const LAST_EVENTS: Duration = Duration::from_millis(300);
+
+/// Serves until a signal; then its ranks leave at a step boundary, and it ends.
+///
+/// # Errors
+/// An address that can't be listened on, or a system that refuses threads.
+pub fn run(args: &TrainerArgs) -> anyhow::Result<Exit> {
+    let agent = Handle::start(options(args)?).context("can't start the agent")?;
+    let runtime = super::server_runtime()?;
+    runtime.block_on(serve(args, &agent))?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(Exit::Success)
+}
+
+fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
+    let own = || std::env::current_exe().context("can't find this program");
+    let (program, rank_args) = match &args.rank_program {
+        Some(program) => (program.clone(), Vec::new()),
+        None => (own()?, vec!["rank".into()]),
+    };
+    let ip = args.rank_listen.or(args.advertise.map(|address| address.ip())).unwrap_or(args.listen.ip());
+    anyhow::ensure!(
+        !ip.is_unspecified(),
+        "ranks need an address that their peers reach, not {ip}: give --rank-listen"
+    );
+    Ok(AgentOptions {
+        node: args.name.clone().map_or_else(host_name, Ok)?,
+        incarnation: agent::new_incarnation(),
+        boot_id: agent::boot_id(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        isa: isa::detect().chosen.name().into(),
+        listen: ip.to_string(),
+        program,
+        args: rank_args,
+        facts: HostFacts::detect(),
+        leave_timeout: Duration::from_secs(args.leave_timeout),
+    })
+}
+
+fn host_name() -> anyhow::Result<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    anyhow::ensure!(!name.is_empty(), "this machine has no host name: give --name");
+    Ok(name.to_owned())
+}
+
+async fn serve(args: &TrainerArgs, agent: &Handle) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(args.listen).await;
+    let listener = listener.with_context(|| format!("can't listen on {}", args.listen))?;
+    let address = listener.local_addr()?;
+    tracing::info!("the agent of this node listens on {address}");
+    let asker = agent.asker();
+    let announcing = args
+        .coordinator
+        .clone()
+        .map(|coordinator| tokio::spawn(announce(coordinator, args.advertise, address, asker.clone())));
+    if let Some(http) = super::metrics::listen(args.metrics).await? {
+        let asker = asker.clone();
+        let text = move || {
+            let asker = asker.clone();
+            async move { asker.metrics().await.ok() }
+        };
+        tokio::spawn(super::metrics::serve(http, text));
+    }
+    let stop = stop_signal()?;
+    let left = async {
+        stop.await;
+        asker.leave("the agent got a signal to end").await;
+        while !agent.is_finished() {
+            tokio::time::sleep(LEFT_POLL).await;
+        }
+        tracing::info!("all ranks have left");
+        // The last events are on their way; the coordinator keeps its connection as long as it can.
+        tokio::time::sleep(LAST_EVENTS).await;
+    };
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<AgentServer<AgentService>>().await;
+    let service = AgentServer::new(AgentService::new(asker.clone()))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+        .max_concurrent_streams(16)
+        .tcp_nodelay(true)
+        .add_service(service)
+        .add_service(health_service)
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    let served = tokio::select! {
+        served = server => served.with_context(|| format!("the server on {address} ended")),
+        () = left => Ok(()),
+    };
+    announcing.inspect(|task| task.abort());
+    served
+}
+
+/// Tells the coordinator again and again where this agent is; it forgets agents that are silent.
+async fn announce(coordinator: String, advertise: Option<SocketAddr>, listen: SocketAddr, agent: Asker) {
+    let mut was_heard = true;
+    while let Ok(report) = agent.describe().await {
+        let told = async {
+            let address = match advertise {
+                Some(address) => address,
+                None => seen_address(&coordinator, listen).await?,
+            };
+            let mut client = Client::connect(&coordinator).await?;
+            let request = AnnounceRequest { address: address.to_string(), report: Some(report) };
+            let call = client.rpc.announce(request);
+            tokio::time::timeout(ANNOUNCE_INTERVAL, call).await??;
+            anyhow::Ok(())
+        };
+        let told = told.await;
+        match &told {
+            Ok(()) if !was_heard => tracing::info!("announced to the coordinator at {coordinator} again"),
+            Err(error) if was_heard => tracing::warn!("can't announce to the coordinator: {error:#}"),
+            _ => {}
+        }
+        was_heard = told.is_ok();
+        tokio::time::sleep(ANNOUNCE_INTERVAL).await;
+    }
+}
+
+/// The address of this machine on the way to the coordinator.
+async fn seen_address(coordinator: &str, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
+    if !listen.ip().is_unspecified() {
+        return Ok(listen);
+    }
+    let any: IpAddr = if listen.is_ipv6() { [0u16; 8].into() } else { [0u8; 4].into() };
+    // Connecting a UDP socket sends nothing; it only chooses the way.
+    let socket = tokio::net::UdpSocket::bind((any, 0)).await?;
+    socket.connect(coordinator).await.with_context(|| format!("no way to {coordinator}"))?;
+    Ok(SocketAddr::new(socket.local_addr()?.ip(), listen.port()))
+}

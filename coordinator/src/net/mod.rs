@@ -1,0 +1,9 @@
+//! The coordinator's connections: sessions with agents, and the services for people and programs.
+
+pub use connector::Connector;
+pub use server::{Metrics, ServeError, Server, serve};
+
+mod connector;
+mod server;
+mod service;
+mod session;
