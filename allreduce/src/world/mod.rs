@@ -25,6 +25,8 @@ mod lane;
 mod node;
 mod pending;
 mod rails;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
