@@ -213,7 +213,12 @@ impl AbortHandle {
         self.0.end(Why::Aborted, self.0.me as u32);
     }
 
-    /// The same, because of something that happened outside of the group; `rank` of the world is to blame.
+    /// A rank of the node that gave up on this rank, which is `rank` of the world.
+    pub fn accused_by(&self, rank: u32) -> Option<usize> {
+        self.0.accused_by(rank)
+    }
+
+    /// As [`AbortHandle::abort`], because of something outside of the group; `rank` of the world is to blame.
     pub fn end(&self, what: Outside, rank: u32) {
         self.0.end(Why::Outside(what), rank);
     }

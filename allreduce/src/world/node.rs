@@ -124,6 +124,7 @@ impl Node {
             return error;
         }
         let error = self.comm.failure().unwrap_or(error);
+        let error = self.place.unless_accused(&self.group.abort_handle(), error);
         self.comm.fail(error.clone());
         fault::end(&self.group.abort_handle(), self.place.me, &error);
         self.failed = Some(error.clone());
