@@ -1,7 +1,8 @@
 //! Collective operations between the ranks of a run: all-reduce, reduce-scatter, all-gather, broadcast, barrier and
-//! transfers, over TCP. And the plan of gradient buckets, and digests that prove that they are equal.
+//! transfers, in shared memory and over TCP. And the plan of gradient buckets, and digests that prove that they are
+//! equal.
 //!
-//! Start at [`Communicator`]. Below it, [`plan`] works out which elements go where, [`engine`] runs such plans as a
+//! A training loop starts at [`World`], everybody else at [`Communicator`] (TCP) or [`shm::ShmGroup`] (one machine). Below it, [`plan`] works out which elements go where, [`engine`] runs such plans as a
 //! state machine without sockets, clock or threads, and the TCP driver moves its frames ([`frame`]).
 //!
 //! Invariants

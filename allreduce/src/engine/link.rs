@@ -70,6 +70,9 @@ pub(super) struct Link {
     pub acknowledge_at: Option<Duration>,
     /// The peer left in order.
     pub has_left: bool,
+    /// The peer has told that it failed, as everybody does that hears of a failure. Before that, closing the connection
+    /// could cost it what was sent last: the reason.
+    pub has_failed: bool,
 }
 
 impl Link {

@@ -20,6 +20,7 @@
 //!
 //! Nothing here knows of other nodes; no `/dev/shm`, no ptrace, no names in the file system.
 
+mod abort;
 mod arena;
 mod atomics {
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -29,6 +30,7 @@ mod connect;
 mod error;
 mod failure;
 mod memory;
+mod options;
 mod pipeline;
 mod protocol;
 mod slice;
@@ -39,86 +41,28 @@ mod tests;
 mod wait;
 mod watch;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use muster_kernels::isa::Isa;
 use muster_kernels::reduce::{Reduction, Stores, Tree};
 
+pub use abort::AbortHandle;
 pub use error::{Cause, Outside, ShmError, Stage};
 pub use memory::ARENA_ALIGN;
+pub use options::{Reduce, ShmOptions};
 pub use slice::ArenaSlice;
 pub(crate) use slice::arena_bytes;
 
 use crate::element::{DataType, Operation};
 use crate::order;
-use failure::Why;
-use protocol::{COUNT_MAX, INLINE, Key, reached};
+use options::{check, check_count};
+use protocol::{INLINE, Key, reached};
 use wait::Peers;
-use watch::{Local, Watch};
+use watch::Watch;
 
 /// Ranks of one node at most.
 pub const RANKS_MAX: usize = 64;
-
-/// How a group is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShmOptions {
-    /// Names the run; equal on all ranks.
-    pub run_id: String,
-    /// Version of the membership; a group never outlives it.
-    pub generation: u64,
-    /// This rank among those of the node.
-    pub local_rank: usize,
-    /// Ranks of the node.
-    pub local_ranks: usize,
-    /// Bytes of this rank's arena; equal on all ranks.
-    pub arena_bytes: usize,
-    /// How long to wait for everybody to join.
-    pub start_deadline: Duration,
-    /// How long a rank may owe something while nobody makes progress. A rank that begins an operation that much
-    /// later than the others counts as lost.
-    pub progress_deadline: Duration,
-    /// Largest message that every rank reduces for itself instead of a share of it. Equal on all ranks.
-    pub one_shot_bytes: usize,
-}
-
-impl ShmOptions {
-    /// Options with 30 s for both deadlines and no arena.
-    pub fn new(run_id: &str, generation: u64, local_rank: usize, local_ranks: usize) -> Self {
-        Self {
-            run_id: run_id.into(),
-            generation,
-            local_rank,
-            local_ranks,
-            arena_bytes: 0,
-            start_deadline: Duration::from_secs(30),
-            progress_deadline: Duration::from_secs(30),
-            one_shot_bytes: memory::FLAT_SLOT,
-        }
-    }
-
-    fn group(&self) -> String {
-        format!("run {:?}, generation {}", self.run_id, self.generation)
-    }
-}
-
-/// How contributions become a result.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Reduce {
-    /// Sum, mean, least or greatest.
-    pub operation: Operation,
-    /// Factor of this rank's contribution to sums and means; 0 takes no part. Means divide by the sum of
-    /// weights.
-    pub weight: f32,
-}
-
-impl Reduce {
-    /// With weight 1.
-    pub const fn new(operation: Operation) -> Self {
-        Self { operation, weight: 1.0 }
-    }
-}
 
 /// What a rank says of the operation that it begins.
 #[derive(Debug, Clone, Copy)]
@@ -200,23 +144,6 @@ pub struct Late {
     pub local_rank: usize,
     /// How long this rank waited for it.
     pub waited: Duration,
-}
-
-/// Ends operations of a group from another thread, without waiting for anybody.
-#[derive(Debug, Clone)]
-pub struct AbortHandle(Arc<Local>);
-
-impl AbortHandle {
-    /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
-    /// one.
-    pub fn abort(&self) {
-        self.0.end(Why::Aborted, self.0.me as u32);
-    }
-
-    /// The same, because of something that happened outside of the group; `rank` of the world is to blame.
-    pub fn end(&self, what: Outside, rank: u32) {
-        self.0.end(Why::Outside(what), rank);
-    }
 }
 
 impl ShmGroup {
@@ -370,27 +297,4 @@ impl ShmGroup {
         // What is overwritten in place is in the caches already.
         if !in_place && bytes > most { Stores::Streaming } else { Stores::Cached }
     }
-}
-
-/// Checks what can be wrong with a reduction before anybody is told of it.
-fn check(how: Reduce, dtype: DataType, count: usize) -> Result<(), ShmError> {
-    let dtype_name = dtype.name();
-    if !how.weight.is_finite() || how.weight < 0.0 {
-        let problem = format!("{} is no finite number of at least 0", how.weight);
-        return Err(ShmError::Config { name: "weight", problem });
-    }
-    if dtype.is_integer() && how.operation == Operation::Mean {
-        return Err(ShmError::Unsupported { what: "a mean", dtype: dtype_name });
-    }
-    if dtype.is_integer() && how.weight != 0.0 && how.weight != 1.0 {
-        return Err(ShmError::Unsupported { what: "a weight other than 0 and 1", dtype: dtype_name });
-    }
-    check_count(count)
-}
-
-fn check_count(count: usize) -> Result<(), ShmError> {
-    if count as u64 > COUNT_MAX {
-        return Err(ShmError::Config { name: "count", problem: format!("{count} elements are too many") });
-    }
-    Ok(())
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-use super::error::ShmError;
+use super::error::{Outside, ShmError};
 use super::failure::{Failure, Why};
 use super::memory::Memory;
 use super::wait::wake;
@@ -34,6 +34,19 @@ impl Local {
     /// Why this rank shall give up, if it shall.
     pub(super) fn ended(&self) -> Option<Failure> {
         Failure::decode(self.ended.load(Ordering::Acquire))
+    }
+
+    /// Who gave up on this rank, which is `rank` of the world.
+    pub(super) fn accused_by(&self, rank: u32) -> Option<usize> {
+        let accuses = |memory: &Arc<Memory>| {
+            let word = memory.progress().failed.load(Ordering::Acquire);
+            Failure::decode(word).is_some_and(|f| match f.why {
+                Why::Lost => f.culprit as usize == self.me,
+                Why::Outside(Outside::Lost) => f.culprit == rank,
+                _ => false,
+            })
+        };
+        (0..self.members.len()).filter(|&by| by != self.me).find(|&by| accuses(&self.members[by]))
     }
 
     /// Makes this rank give up, and tells everybody; the first reason stays.

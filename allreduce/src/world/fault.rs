@@ -81,6 +81,15 @@ impl Place {
         }
     }
 
+    /// The error of a rank that others gave up, instead of what it thinks of them: it may have been stopped, and they
+    /// are gone.
+    pub fn unless_accused(&self, handle: &AbortHandle, error: Error) -> Error {
+        match handle.accused_by(self.me.0) {
+            Some(by) => self.error(ShmError::Evicted { me: 0, by, operation: 0 }),
+            None => error,
+        }
+    }
+
     /// What a local rank has told of the other nodes.
     fn outside(&self, by: Rank, culprit: Rank, what: Outside, operation: u64) -> Error {
         match what {

@@ -14,6 +14,7 @@ use std::time::Instant;
 use muster_proto::Rank;
 use muster_proto::limits::MAX_QUEUED_SUMS;
 
+use super::fault::Place;
 use super::node::Node;
 use crate::comm::record::{Record, Recorder};
 use crate::error::{Error, Result};
@@ -147,6 +148,11 @@ impl Lane {
         if self.shared.is_ended.load(Ordering::Acquire) {
             lock(&self.abort).abort();
         }
+    }
+
+    /// The error of this rank for an error of its communicator.
+    pub fn judge(&self, place: Place, error: Error) -> Error {
+        place.unless_accused(&lock(&self.abort), error)
     }
 
     /// Ends what is under way and everything later.

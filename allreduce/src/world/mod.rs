@@ -26,6 +26,8 @@ mod node;
 mod pending;
 mod rails;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,6 +46,7 @@ pub use buffer::SumBuffer;
 pub use pending::Pending;
 pub use rows::{RowCounts, TableRows};
 
+use fault::Place;
 use lane::Lane;
 use node::Node;
 use pending::{Summed, Way};
@@ -189,7 +192,8 @@ impl World {
             Ways::Sockets(comm) | Ways::Node(comm, _) => {
                 let total = counts.iter().fold(0_u64, |sum, &count| sum.saturating_add(count));
                 let all = vec![T::zeroed(); total as usize];
-                Ok(comm.all_gather(mine, all, counts, &OpOptions::sum(name)).wait()?.buffers.1)
+                let done = comm.all_gather(mine, all, counts, &OpOptions::sum(name)).wait();
+                Ok(self.judge(done.map_err(Error::from))?.buffers.1)
             }
             Ways::Alone => {
                 let got = mine.len() as u64;
@@ -209,8 +213,8 @@ impl World {
     /// # Errors
     /// What ended the generation.
     pub fn send<T: Element>(&self, to: Rank, values: Vec<T>, name: &str) -> Result<()> {
-        self.transfers()?.send(to, values, &OpOptions::sum(name)).wait()?;
-        Ok(())
+        let done = self.transfers()?.send(to, values, &OpOptions::sum(name)).wait();
+        self.judge(done.map_err(Error::from)).map(|_| ())
     }
 
     /// Receives `count` values from one rank. Blocks.
@@ -219,7 +223,18 @@ impl World {
     /// What ended the generation.
     pub fn receive<T: Element>(&self, from: Rank, count: usize, name: &str) -> Result<Vec<T>> {
         let values = vec![T::zeroed(); count];
-        Ok(self.transfers()?.receive(from, values, &OpOptions::sum(name)).wait()?.buffers)
+        let done = self.transfers()?.receive(from, values, &OpOptions::sum(name)).wait();
+        Ok(self.judge(done.map_err(Error::from))?.buffers)
+    }
+
+    /// The outcome of an operation over sockets, as the node sees it.
+    fn judge<R>(&self, outcome: Result<R>) -> Result<R> {
+        match &self.ways {
+            Ways::Node(_, lane) => {
+                outcome.map_err(|error| lane.judge(Place::new(&self.membership, self.me), error))
+            }
+            _ => outcome,
+        }
     }
 
     fn transfers(&self) -> Result<&Communicator> {

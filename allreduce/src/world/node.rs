@@ -1,5 +1,6 @@
 //! The operations of one rank with the ranks of its node, and through them with the other nodes.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -109,7 +110,12 @@ impl Node {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        operation(self).map_err(|error| self.fail(error))
+        // A bug of ours must not leave anybody waiting for a thread that is gone.
+        let outcome = catch_unwind(AssertUnwindSafe(|| operation(self)));
+        let reason = || "an operation panicked; the message is in its log".to_owned();
+        outcome
+            .unwrap_or_else(|_| Err(Error::Aborted { peer: self.place.me, reason: reason() }))
+            .map_err(|error| self.fail(error))
     }
 
     fn fail(&mut self, error: Error) -> Error {
@@ -118,6 +124,7 @@ impl Node {
             return error;
         }
         let error = self.comm.failure().unwrap_or(error);
+        let error = self.place.unless_accused(&self.group.abort_handle(), error);
         self.comm.fail(error.clone());
         fault::end(&self.group.abort_handle(), self.place.me, &error);
         self.failed = Some(error.clone());
