@@ -25,8 +25,6 @@ use crate::{plan, stop};
 
 /// How long a rank may be unreachable before the others give it up.
 const LEASE: Duration = Duration::from_secs(3);
-/// How long a step, an evaluation batch or a checkpoint of one rank may keep the others waiting.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Takes part in a run until it ends.
 ///
@@ -103,7 +101,7 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
         start,
         name: &spec.name,
         threads: threads as u32,
-        timeouts: timeouts(start)?,
+        timeouts: timeouts(&spec),
         reporter: &reporter,
     };
     match plan.dtype {
@@ -112,11 +110,10 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
     }
 }
 
-/// The deadlines that the agent asks for, or the usual ones.
-fn timeouts(start: &Start) -> anyhow::Result<Timeouts> {
-    let or = |ms: u32, usual| if ms == 0 { usual } else { Duration::from_millis(ms.into()) };
-    let (lease, patience) = (or(start.lease_ms, LEASE), or(start.patience_ms, PATIENCE));
-    Timeouts::new(lease, patience).context("the agent asks for impossible deadlines")
+/// Equal on all ranks, as they have one run file.
+fn timeouts(spec: &RunSpec) -> Timeouts {
+    let patience = Duration::from_secs(spec.ranks.patience_s.into());
+    Timeouts::new(LEASE.min(patience), patience).expect("the run file's bounds fit")
 }
 
 fn serve<E: Element>(seat: &Seat, prepared: Prepared) -> anyhow::Result<Outcome> {

@@ -95,6 +95,8 @@ pub const MAX_CPUS: usize = 8_192;
 pub const MAX_CGROUP_DEPTH: usize = 64;
 /// Most nodes of one run.
 pub const MAX_NODES: usize = 4_096;
+/// Longest time in seconds that a rank may keep the others waiting.
+pub const MAX_PATIENCE_S: u64 = 3_600;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
 /// Most sums that wait for the thread of a node; a step has far fewer buckets.

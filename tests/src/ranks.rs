@@ -69,7 +69,7 @@ impl RankProcess {
             local_ranks: 1,
             listen: "127.0.0.1".into(),
             origin: origin.into(),
-            patience_ms: 5_000,
+            overrides: vec!["ranks.patience_s=5".into()],
             ..Start::default()
         }));
         rank

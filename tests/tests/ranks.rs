@@ -1,12 +1,12 @@
 //! Several rank processes of one run: equal to one rank, whole after losses, resumed by any other number of ranks.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_proto::v1::rank_command::Command;
 use muster_proto::v1::rank_event::Event;
 use muster_proto::v1::{Origin, Regroup, Stop};
+use muster_tests::headlines::{compare, log, run_file};
 use muster_tests::ranks::{RankProcess, install};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -20,36 +20,12 @@ impl Lab {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// Writes a run file of the headlines example.
     fn run_file(&self, name: &str, train: &str) -> PathBuf {
-        let example = |name: &str| {
-            Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("../examples/headlines")
-                .join(name)
-                .canonicalize()
-                .unwrap()
-        };
-        let text = format!(
-            "version = 1\nname = \"{name}\"\noutput_dir = \"{name}\"\n[model]\npath = {:?}\ninit = \"random\"\n\
-             [task]\ntype = \"single_label\"\n[data]\ntrain = {:?}\neval_fraction = 0.2\ntest = {:?}\n\
-             max_length = 64\ncache_dir = \"cache\"\n[train]\nglobal_batch = 16\nlearning_rate = 1e-3\nthreads = 1\n\
-             precision = \"f32\"\nlog_every_steps = 1\n{train}\n",
-            example("model"),
-            example("train.csv"),
-            example("test.csv"),
-        );
-        let path = self.path(&format!("{name}.toml"));
-        fs::write(&path, text).unwrap();
-        path
+        run_file(self.dir.path(), name, train)
     }
 
     fn log(&self, run: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        log(self.dir.path(), run)
     }
 
     /// Runs to the end on ranks of these nodes; returns the results.
@@ -76,20 +52,6 @@ fn finish(ranks: &mut [RankProcess]) -> Value {
     }
     assert_eq!(results.len(), 1, "one rank writes");
     results[0].clone()
-}
-
-/// What must be exactly equal, and what sums in another order may round differently.
-fn compare(one: &[Value], many: &[Value], tolerance: f64) {
-    assert_eq!(one.len(), many.len());
-    for (a, b) in one.iter().zip(many) {
-        for key in ["kind", "step", "epoch", "learning_rate", "rows", "tokens"] {
-            assert_eq!(a[key], b[key], "{key} of {a} and {b}");
-        }
-        for key in ["loss", "grad_norm"].iter().filter(|key| a[**key].is_number()) {
-            let (x, y) = (a[key].as_f64().unwrap(), b[key].as_f64().unwrap());
-            assert!((x - y).abs() <= tolerance * x.abs().max(1.0), "{key} of {a} and {b}");
-        }
-    }
 }
 
 #[test]

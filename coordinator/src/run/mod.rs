@@ -200,8 +200,6 @@ impl Run {
                     cpus: Vec::new(),
                     listen: String::new(),
                     origin: origin as i32,
-                    lease_ms: 0,
-                    patience_ms: 0,
                 };
                 let start = v1::StartRank { start: Some(start), ranks: self.recipe.ranks };
                 let send = send(slot.node, agent_command::Command::Start(start));
