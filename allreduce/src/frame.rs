@@ -48,10 +48,12 @@ pub enum FrameScope {
     FromSender,
     /// Transfers from the frame's receiver to its sender.
     ToSender,
+    /// Operations of the ranks with the sender's place in their nodes.
+    Rail,
 }
 
 impl FrameScope {
-    const ALL: [Self; 3] = [Self::World, Self::FromSender, Self::ToSender];
+    const ALL: [Self; 4] = [Self::World, Self::FromSender, Self::ToSender, Self::Rail];
 }
 
 /// A decoded header.
@@ -207,7 +209,7 @@ mod tests {
 
     fn header() -> impl Strategy<Value = Header> {
         let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
-        let rest = (0..7_usize, 0..3_usize, any::<bool>(), 0..=MAX_PAYLOAD_BYTES, 0.0..1e9_f32, any::<u32>());
+        let rest = (0..7_usize, 0..4_usize, any::<bool>(), 0..=MAX_PAYLOAD_BYTES, 0.0..1e9_f32, any::<u32>());
         (numbers, rest).prop_map(|((a, b, c, d), (kind, scope, flag, len, weight, index))| Header {
             kind: FrameKind::ALL[kind],
             scope: FrameScope::ALL[scope],
@@ -246,7 +248,7 @@ mod tests {
 
         #[test]
         fn fields_without_meaning_are_an_error(
-            header in header(), kind in 8..=255_u8, scope in 3..=255_u8, flags in 4..=255_u8,
+            header in header(), kind in 8..=255_u8, scope in 4..=255_u8, flags in 4..=255_u8,
             len in MAX_PAYLOAD_BYTES + 1..=u32::MAX,
         ) {
             let good = header.encode();

@@ -1,7 +1,8 @@
 //! Collective operations between the ranks of a run: all-reduce, reduce-scatter, all-gather, broadcast, barrier and
-//! transfers, over TCP. And the plan of gradient buckets, and digests that prove that they are equal.
+//! transfers, in shared memory and over TCP. And the plan of gradient buckets, and digests that prove that they are
+//! equal.
 //!
-//! Start at [`Communicator`]. Below it, [`plan`] works out which elements go where, [`engine`] runs such plans as a
+//! A training loop starts at [`World`], everybody else at [`Communicator`] (TCP) or [`shm::ShmGroup`] (one machine). Below it, [`plan`] works out which elements go where, [`engine`] runs such plans as a
 //! state machine without sockets, clock or threads, and the TCP driver moves its frames ([`frame`]).
 //!
 //! Invariants
@@ -12,7 +13,7 @@
 //! * Nothing here decides who is a member, resolves a name, or reads a configuration.
 #![deny(unsafe_code)]
 
-pub use bucket::{Bucket, BucketOptions, BucketPlan, PlanError};
+pub use bucket::{BucketOptions, BucketPlan, PlanError};
 pub use comm::{
     Buffer, CommOptions, Communicator, Done, Failed, Handle, OpOptions, Statistics, Wire, compare_digests,
 };
@@ -23,7 +24,7 @@ pub use error::{Error, Loss, Phase, Result};
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
 pub use tcp::{Key, Listener, Security};
 pub use timeouts::Timeouts;
-pub use world::{Pending, SumBuffer, World};
+pub use world::{Pending, RowCounts, SumBuffer, TableRows, World};
 
 mod bucket;
 mod comm;

@@ -53,6 +53,9 @@ pub enum Command {
     Predict(PredictArgs),
     /// Show what this machine offers to Muster, and what would be slow and why
     Doctor,
+    /// Take part in a run as one of its ranks; agents start it
+    #[command(hide = true)]
+    Rank,
     /// Give runs to the nodes of a cluster and keep their ranks together
     Coordinator(cluster::CoordinatorArgs),
     /// Run the ranks of this node for a coordinator
@@ -90,6 +93,9 @@ pub struct TrainArgs {
     /// Continue from the newest checkpoint of the output directory
     #[arg(long)]
     pub resume: bool,
+    /// Train with so many processes on this machine, each on a part of its cores
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: u32,
 }
 
 /// Arguments of `muster plan`.

@@ -10,7 +10,7 @@ use muster_trainer::data::{
     Budget, BuildOptions, DataSet, Known, Labels, Role, RowSet, SourceOptions, Task, TokenStore,
 };
 use muster_trainer::topology::{HostFacts, cpu_budget};
-use muster_trainer::train::{EvalPlan, Rows, TrainError, Trained, evaluate};
+use muster_trainer::train::{EvalHooks, EvalPlan, Evaluators, Rows, TrainError, Trained, evaluate};
 
 use crate::args::{Compute, EvalArgs, Global};
 use crate::commands::print;
@@ -37,7 +37,10 @@ pub fn run(args: &EvalArgs, global: &Global) -> anyhow::Result<Exit> {
         budget: Budget::tokens(BATCH_TOKENS),
     };
     let counter = Counter::new(global);
-    let report = evaluate(&mut engine, &rows, &plan, &stop, &mut |done, all| counter.show("rows", done, all));
+    let wish = stop::wish(&stop);
+    let mut progress = |done, all| counter.show("rows", done, all);
+    let hooks = EvalHooks { wish: &wish, progress: &mut progress };
+    let report = evaluate(&mut engine, &rows, &plan, Evaluators::Alone, hooks)?;
     counter.clear();
     let Some(report) = report else { return Ok(Exit::Interrupted) };
     print(global, &report, || scores::report("value", &report))?;

@@ -27,7 +27,6 @@ pub const HELP: &str = "Exit codes: 0 done, 1 failed, 2 wrong arguments or run f
 
 impl Exit {
     /// Every exit.
-    #[cfg(test)]
     const ALL: [Self; 7] = [
         Self::Success,
         Self::Failure,
@@ -37,6 +36,11 @@ impl Exit {
         Self::Resources,
         Self::Interrupted,
     ];
+
+    /// The exit of another process of this program.
+    pub fn from_code(code: u32) -> Self {
+        Self::ALL.into_iter().find(|exit| u32::from(exit.code()) == code).unwrap_or(Self::Failure)
+    }
 
     /// The number that the shell sees.
     pub const fn code(self) -> u8 {

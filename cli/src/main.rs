@@ -14,17 +14,18 @@ mod commands;
 mod doctor;
 mod eval;
 mod exit;
-#[allow(dead_code, reason = "`muster train --ranks` will call it")]
 mod gang_run;
 mod logging;
 mod plan;
 mod predict;
 mod progress;
+mod rank;
 mod report;
 mod scores;
 mod stop;
 mod survey;
 mod train;
+mod train_ranks;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -92,7 +92,7 @@ impl TrainDisplay {
     pub fn show(&mut self, event: &Event) {
         match event {
             Event::Started { step, total_steps } => self.start(*step, *total_steps),
-            Event::StepDone(record) => self.step(record),
+            Event::StepDone(record, _) => self.step(record),
             Event::EvalProgress { rows_done, rows } => self.evaluating(*rows_done, *rows),
             Event::EvalDone(record) => {
                 let best = if record.best { " (best so far)" } else { "" };
@@ -172,7 +172,7 @@ impl TrainDisplay {
     }
 
     /// Writes a line above the bar.
-    fn aside(&self, write: impl FnOnce()) {
+    pub fn aside(&self, write: impl FnOnce()) {
         match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),

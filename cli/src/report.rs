@@ -18,6 +18,7 @@ use crate::args::LogFormat;
 use crate::cluster::ClientError;
 use crate::exit::Exit;
 use crate::predict::InputError;
+use crate::train_ranks::RunFailed;
 
 /// What the user can do about an error, and how the process ends. The errors of every part are listed here once.
 fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
@@ -30,6 +31,9 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
     }
     if let Some(error) = error.downcast_ref::<TrainError>() {
         return Some((exit_of(error), error.hint()));
+    }
+    if let Some(error) = error.downcast_ref::<RunFailed>() {
+        return Some((error.exit(), error.hint()));
     }
     if let Some(error) = error.downcast_ref::<ClientError>() {
         let exit = if error.is_usage() { Exit::Usage } else { Exit::Failure };
@@ -52,7 +56,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
 /// How a process ends whose run can't start or go on.
 fn exit_of(error: &TrainError) -> Exit {
     match error {
-        TrainError::NonFinite(_) => Exit::Diverged,
+        TrainError::NonFinite(_) | TrainError::NonFiniteElsewhere { .. } => Exit::Diverged,
         TrainError::RunExists { .. }
         | TrainError::NothingToResume { .. }
         | TrainError::MaxLength { .. }
@@ -69,7 +73,11 @@ fn exit_of(error: &TrainError) -> Exit {
         TrainError::Checkpoint(CheckpointError::NoSpace { .. })
         | TrainError::Plan(_)
         | TrainError::Pool(_) => Exit::Resources,
-        TrainError::Export(_) | TrainError::Checkpoint(_) | TrainError::Log(_) => Exit::Failure,
+        TrainError::Export(_)
+        | TrainError::Checkpoint(_)
+        | TrainError::Log(_)
+        | TrainError::Peers(_)
+        | TrainError::ForeignState { .. } => Exit::Failure,
     }
 }
 
@@ -82,15 +90,15 @@ fn is_disk_full(error: &anyhow::Error) -> bool {
 
 /// An error as it is told.
 #[derive(Debug, PartialEq, Eq)]
-struct Story {
-    message: String,
-    causes: Vec<String>,
-    hints: Vec<String>,
-    exit: Exit,
+pub struct Story {
+    pub message: String,
+    pub causes: Vec<String>,
+    pub hints: Vec<String>,
+    pub exit: Exit,
 }
 
 impl Story {
-    fn of(error: &anyhow::Error) -> Self {
+    pub fn of(error: &anyhow::Error) -> Self {
         let known: Vec<_> = error.chain().filter_map(classify).collect();
         // The outermost part that knows an error decides; every hint is worth reading.
         let exit = match is_disk_full(error) {

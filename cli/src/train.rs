@@ -6,15 +6,18 @@ use std::time::Instant;
 use muster_kernels::{DType, Element, bf16};
 use muster_proto::RunSpec;
 use muster_trainer::data::DataError;
+use muster_trainer::peers::Peers;
 use muster_trainer::topology::HostFacts;
-use muster_trainer::train::{Event, Hooks, Prepared, Results, Start, TrainError, prepare};
+use muster_trainer::train::{
+    Conclusion, Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare,
+};
 
 use crate::args::{Global, TrainArgs};
 use crate::commands::print;
 use crate::exit::Exit;
 use crate::progress::TrainDisplay;
 use crate::survey::survey;
-use crate::{plan, scores, stop};
+use crate::{plan, scores, stop, train_ranks};
 
 /// Trains a model, or goes on with a run that was stopped.
 ///
@@ -23,7 +26,10 @@ use crate::{plan, scores, stop};
 pub fn run(args: &TrainArgs, global: &Global) -> anyhow::Result<Exit> {
     let stop = stop::on_signals()?;
     let spec = RunSpec::load_with(&args.run.run, &args.run.overrides)?;
-    let outcome = train(args, &spec, &stop, global);
+    let outcome = match args.ranks {
+        1 => train(args, &spec, &stop, global),
+        ranks => train_ranks::train(args, &spec, ranks, &stop, global),
+    };
     let stopped_early_on = |error: &anyhow::Error| {
         matches!(error.downcast_ref(), Some(TrainError::Data(DataError::Interrupted(_))))
     };
@@ -61,7 +67,7 @@ fn train(
     }
     plan.admit()?;
     let start = if args.resume { Start::Resume } else { Start::Fresh };
-    let prepared = prepare(spec, run, &plan, start)?;
+    let prepared = prepare(spec, run, &plan, (start, Writer::ThisProcess))?;
     tracing::info!("{} on {} threads in {}", spec.name, plan.cpus.threads, plan.precision());
     match plan.dtype {
         DType::F32 => drive::<f32>(spec, prepared, stop, global),
@@ -87,9 +93,11 @@ fn drive<E: Element>(
     let mut display = TrainDisplay::new(global);
     let results = {
         let mut observe = |event: &Event| display.show(event);
-        let hooks = Hooks { stop, clock: &clock, observe: &mut observe };
-        let mut trainer = prepared.trainer(loaded, hooks)?;
-        trainer.run().and_then(|ending| trainer.finish(&spec.name, ending))
+        let wish = stop::wish(stop);
+        let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
+        let mut trainer = prepared.trainer(loaded, hooks);
+        trainer.join(Peers::alone())?;
+        trainer.run().and_then(|ending| trainer.finish(&spec.name, ending)).map(Conclusion::results)
     };
     display.clear();
     Ok(results?)

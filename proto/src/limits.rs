@@ -95,8 +95,12 @@ pub const MAX_CPUS: usize = 8_192;
 pub const MAX_CGROUP_DEPTH: usize = 64;
 /// Most nodes of one run.
 pub const MAX_NODES: usize = 4_096;
+/// Longest time in seconds that a rank may keep the others waiting.
+pub const MAX_PATIENCE_S: u64 = 3_600;
 /// Most ranks of one run.
 pub const MAX_RANKS: u32 = 16_384;
+/// Most sums that wait for the thread of a node; a step has far fewer buckets.
+pub const MAX_QUEUED_SUMS: usize = 4_096;
 
 /// Most ranks that one node agent runs.
 pub const MAX_RANKS_PER_NODE: usize = 256;

@@ -35,6 +35,23 @@ impl Process {
         })
     }
 
+    /// Number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Numbers of the processes that it has started and that still run.
+    pub fn children(&self) -> Vec<u32> {
+        let parent = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // The name in brackets may hold anything; the state and the parent follow it.
+            stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
+        };
+        let all = std::fs::read_dir("/proc").expect("a list of processes");
+        let pids = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| parent(pid) == Some(self.id())).collect()
+    }
+
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         signal(self.child.id(), name);
@@ -107,6 +124,11 @@ impl Cluster {
         (cluster, coordinator)
     }
 
+    /// As [`Cluster::start`], with ranks that train.
+    pub fn of_muster(dir: &Path) -> (Self, Process) {
+        Self::start(dir, Path::new(""))
+    }
+
     /// Where the coordinator listens.
     pub fn address(&self) -> &str {
         &self.address
@@ -139,8 +161,10 @@ impl Cluster {
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
         let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
-        command.arg(&self.address).arg("--rank-program").arg(&self.rank);
-        command.env("FAKE_RANK_STEP_MS", step_ms.to_string());
+        command.arg(&self.address);
+        if !self.rank.as_os_str().is_empty() {
+            command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
+        }
         Process::start(command, self.log(name))
     }
 

@@ -182,7 +182,13 @@ impl Fake {
         match ended {
             Ended::Paused => self.tell(Event::Paused(v1::Paused { generation, step, addresses }))?,
             Ended::Broken(error, culprits) => {
-                self.tell(Event::Broken(v1::Broken { generation, step, addresses, error, culprits }))?;
+                self.tell(Event::Broken(v1::Broken {
+                    generation,
+                    step: Some(step),
+                    addresses,
+                    error,
+                    culprits,
+                }))?;
             }
             Ended::Stopped(save) => {
                 self.stopped(save && rank == 0)?;

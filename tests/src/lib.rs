@@ -4,6 +4,8 @@
 pub mod checkpoints;
 pub mod cluster;
 pub mod fake_rank;
+pub mod headlines;
+pub mod ranks;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -20,7 +20,7 @@ fn bits<E: Element>(name: &'static str, recompute: Recompute) -> Vec<u64> {
     let mut engine = Engine::<E>::new(model, fixture.weights.clone(), hyper, 1, Pool::new(2).unwrap());
     engine.recompute(recompute);
     let losses = [&fixture.batch, &fixture.row(0)].map(|batch| engine.train(batch, Step(3), 4).to_bits());
-    let gradients = engine.gradients().iter().map(|g| u64::from(g.to_bits()));
+    let gradients = engine.gradients().into_iter().map(|g| u64::from(g.to_bits()));
     losses.into_iter().chain(gradients).collect()
 }
 

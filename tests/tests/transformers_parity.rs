@@ -98,7 +98,7 @@ fn the_thread_count_changes_no_bit() {
         let losses = [&mut one, &mut three].map(|e| e.train(&fixture.batch, Step(0), 3));
         assert_eq!(losses[0].to_bits(), losses[1].to_bits(), "{name}: loss");
         let differing =
-            one.gradients().iter().zip(three.gradients()).filter(|(a, b)| a.to_bits() != b.to_bits());
+            one.gradients().into_iter().zip(three.gradients()).filter(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(differing.count(), 0, "{name}: gradients");
     }
 }

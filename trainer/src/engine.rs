@@ -7,13 +7,14 @@
 use std::ops::Range;
 
 use muster_allreduce::digest;
-use muster_kernels::optim::{self, AdamW, Arenas};
+use muster_kernels::optim::{self, AdamW, Arenas, LiveRows};
 use muster_kernels::pool::Pool;
-use muster_kernels::{Element, elementwise, loss, memory};
+use muster_kernels::{Element, loss, memory};
 use muster_proto::Step;
 use muster_proto::run_spec::Recompute;
 
 use crate::batch::{MicroBatch, Targets};
+use crate::gradients::Gradients;
 use crate::model::Model;
 use crate::params::{ArenasMut, Params};
 use crate::tape::{DropoutKeys, Rows, Tape, Workspace};
@@ -58,9 +59,11 @@ pub struct Applied {
 pub struct Engine<E: Element> {
     model: Model,
     params: Params<E>,
-    grads: Vec<f32>,
+    grads: Gradients,
     first_moment: Vec<f32>,
     second_moment: Vec<f32>,
+    /// Rows of the word table whose moments are not all zero.
+    live: LiveRows,
     hyper: Hyper,
     /// Stretches of the arenas that AdamW does not decay.
     undecayed: Vec<Range<usize>>,
@@ -80,9 +83,10 @@ impl<E: Element> Engine<E> {
         let params = Params::new(model.layout().clone(), weights, &pool);
         Self {
             undecayed: model.layout().undecayed(),
+            grads: Gradients::new(model.layout(), model.words()),
+            live: LiveRows::none(model.words().rows),
             model,
             params,
-            grads: memory::zeroed(len),
             first_moment: memory::zeroed(len),
             second_moment: memory::zeroed(len),
             hyper,
@@ -115,7 +119,7 @@ impl<E: Element> Engine<E> {
 
     /// Drops the gradients summed so far, e.g. of a step whose loss is not finite.
     pub fn clear_gradients(&mut self) {
-        elementwise::zero(&self.pool, &mut self.grads);
+        self.grads.clear(&self.pool);
     }
 
     /// The f32 weights, arena order.
@@ -123,9 +127,14 @@ impl<E: Element> Engine<E> {
         self.params.master()
     }
 
-    /// Gradients summed so far, arena order.
-    pub fn gradients(&self) -> &[f32] {
-        &self.grads
+    /// A copy of the gradients summed so far, arena order.
+    pub fn gradients(&self) -> Vec<f32> {
+        self.grads.to_vec()
+    }
+
+    /// The buckets of the gradients.
+    pub fn gradients_mut(&mut self) -> &mut Gradients {
+        &mut self.grads
     }
 
     /// First and second moments, arena order.
@@ -138,6 +147,12 @@ impl<E: Element> Engine<E> {
         digest(self.weights())
     }
 
+    /// A digest of the bits of weights and moments: equal digests mean equal states.
+    pub fn state_digest(&self) -> u64 {
+        let parts = [self.weights(), &self.first_moment, &self.second_moment].map(digest);
+        parts.into_iter().fold(0, |all: u64, part| all.rotate_left(21) ^ part)
+    }
+
     /// Lets `read` overwrite weights and moments where they are, and drops the gradients. No second copy of the
     /// model exists meanwhile.
     ///
@@ -147,6 +162,9 @@ impl<E: Element> Engine<E> {
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
         let fill = |master: &mut [f32]| read(ArenasMut { master, first_moment, second_moment });
         let read = self.params.overwrite(&self.pool, fill)?;
+        let words = self.model.words();
+        let moments = (&self.first_moment[words.range.clone()], &self.second_moment[words.range.clone()]);
+        self.live = LiveRows::of_moments(&self.pool, words.cols, moments.0, moments.1);
         self.clear_gradients();
         Ok(read)
     }
@@ -156,6 +174,18 @@ impl<E: Element> Engine<E> {
     /// Adds to the gradients those of `sum / global_rows`: with `global_rows` the rows of the whole global batch,
     /// any split of it into micro-batches gives the same gradients.
     pub fn train(&mut self, batch: &MicroBatch, step: Step, global_rows: usize) -> f64 {
+        self.train_announcing(batch, step, global_rows, &mut |_, _| {})
+    }
+
+    /// As [`Engine::train`] for the last micro-batch of a step: `finished` is told, while backward goes on, from which
+    /// element on the gradients are final.
+    pub fn train_announcing(
+        &mut self,
+        batch: &MicroBatch,
+        step: Step,
+        global_rows: usize,
+        finished: &mut dyn FnMut(&mut Gradients, usize),
+    ) -> f64 {
         let keys = DropoutKeys::new(self.seed, step.0, batch);
         let mut tape =
             Tape::training(self.params.compute(), &self.pool, &mut self.work, keys, self.recompute);
@@ -163,7 +193,7 @@ impl<E: Element> Engine<E> {
         let mut dlogits = vec![0.0; logits.values.len()];
         let scale = 1.0 / global_rows as f32;
         let loss = row_losses(self.model.outputs(), &logits.values, &batch.targets, scale, &mut dlogits);
-        tape.backward(logits, &dlogits, &mut self.grads);
+        tape.backward(logits, &dlogits, &mut self.grads, finished);
         loss
     }
 
@@ -178,11 +208,25 @@ impl<E: Element> Engine<E> {
         row_losses(self.model.outputs(), logits, targets, 0.0, &mut vec![0.0; logits.len()])
     }
 
+    /// The global norm of the gradients; NaN or infinite if one of them is, or if their squares overflow.
+    pub fn grad_norm(&mut self) -> f64 {
+        self.grads.settle();
+        // One sum per bucket: all ranks and all numbers of threads add in the same order.
+        let dense: f64 = self.grads.dense().map(|(_, part)| optim::sum_squares(&self.pool, part)).sum();
+        let (words, width) = self.grads.words();
+        (dense + optim::sum_squares_rows(&self.pool, words, width, self.grads.touched())).sqrt()
+    }
+
     /// Clips the gradients, moves the weights with AdamW and clears the gradients.
     ///
     /// Gradients that are not finite change nothing but are cleared; the result names the first such parameter.
     pub fn apply(&mut self, update: &Update) -> Applied {
-        let grad_norm = optim::sum_squares(&self.pool, &self.grads).sqrt();
+        let grad_norm = self.grad_norm();
+        self.apply_normed(update, grad_norm)
+    }
+
+    /// As [`Engine::apply`], given [`Engine::grad_norm`].
+    pub fn apply_normed(&mut self, update: &Update, grad_norm: f64) -> Applied {
         let non_finite = if grad_norm.is_finite() { None } else { self.first_non_finite() };
         match non_finite {
             None => self.step(update, clip_factor(grad_norm, update.max_grad_norm)),
@@ -203,24 +247,45 @@ impl<E: Element> Engine<E> {
             step: update.number,
             grad_scale,
         };
+        self.live.insert(self.grads.touched());
         let (master, compute) = self.params.update_parts();
-        let arenas = Arenas {
-            grad: &mut self.grads,
-            master,
-            first_moment: &mut self.first_moment,
-            second_moment: &mut self.second_moment,
-            compute,
-        };
-        optim::adamw(&self.pool, &hyper, &self.undecayed, arenas);
+        let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
+        let mut state = Arenas { grad: &mut [], master, first_moment, second_moment, compute };
+        for (range, grad) in self.grads.dense_mut() {
+            let undecayed = within(&self.undecayed, &range);
+            optim::adamw(&self.pool, &hyper, &undecayed, part(&mut state, range, grad));
+        }
+        let (grad, width) = self.grads.words_mut();
+        let words = part(&mut state, self.model.words().range.clone(), grad);
+        optim::adamw_table(&self.pool, &hyper, &self.live, width, words);
+        self.grads.cleared();
     }
 
     /// The sum of squares overflowed or met a NaN: names the parameter, or none if every gradient is finite.
     fn first_non_finite(&self) -> Option<String> {
         let broken = |p: &&crate::params::Param| {
-            optim::first_non_finite(&self.pool, &self.grads[p.range.clone()]).is_some()
+            optim::first_non_finite(&self.pool, self.grads.slice(p.range.clone())).is_some()
         };
         self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
     }
+}
+
+/// A range of all arenas, whose gradients lie elsewhere.
+fn part<'a, E>(all: &'a mut Arenas<'_, E>, range: Range<usize>, grad: &'a mut [f32]) -> Arenas<'a, E> {
+    Arenas {
+        grad,
+        master: &mut all.master[range.clone()],
+        first_moment: &mut all.first_moment[range.clone()],
+        second_moment: &mut all.second_moment[range.clone()],
+        compute: all.compute.as_deref_mut().map(|c| &mut c[range]),
+    }
+}
+
+/// The parts of ascending stretches that lie in `range`, counted from its start.
+fn within(stretches: &[Range<usize>], range: &Range<usize>) -> Vec<Range<usize>> {
+    let inside = |s: &Range<usize>| s.start.max(range.start)..s.end.min(range.end);
+    let cut = stretches.iter().map(inside).filter(|s| s.start < s.end);
+    cut.map(|s| s.start - range.start..s.end - range.start).collect()
 }
 
 /// Factor that brings a gradient of this norm down to `max`; the same rule as `torch.nn.utils.clip_grad_norm_`.

@@ -54,6 +54,8 @@ pub struct Param {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Layout {
     params: Vec<Param>,
+    /// First element of each group of adjacent parameters.
+    groups: Vec<usize>,
     len: usize,
 }
 
@@ -64,6 +66,7 @@ impl Layout {
     /// Appends a parameter at the next aligned element.
     pub fn push(&mut self, name: String, shape: &[usize], kind: ParamKind, head: bool) -> ParamId {
         self.len = self.len.next_multiple_of(ALIGN);
+        self.groups.push(self.len);
         self.push_adjacent(name, shape, kind, head)
     }
 
@@ -84,6 +87,12 @@ impl Layout {
     /// The parameter with this id.
     pub fn get(&self, id: ParamId) -> &Param {
         &self.params[id.0]
+    }
+
+    /// First element of each group of adjacent parameters, ascending from 0: one piece of backward writes no more than
+    /// one group.
+    pub fn groups(&self) -> &[usize] {
+        &self.groups
     }
 
     /// Elements of an arena with this layout, gaps included.
@@ -128,6 +137,11 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// The element behind its last one.
+    pub fn end(&self) -> usize {
+        self.bias.as_ref().map_or(self.weight.end, |bias| bias.end.max(self.weight.end))
+    }
+
     /// The layer made of `outputs` rows of this one, from row `first` on.
     pub fn rows(&self, first: usize, outputs: usize) -> Self {
         assert!(first + outputs <= self.outputs, "rows {first}..{} of {}", first + outputs, self.outputs);

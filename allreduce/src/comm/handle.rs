@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_proto::Rank;
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::tcp::{Outcome, Shared, Slot};
 
 /// What an operation cost.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Statistics {
     /// Time from the post to the end.
     pub elapsed: Duration,
@@ -29,6 +29,15 @@ pub struct Statistics {
     pub wait: Duration,
     /// That peer.
     pub last: Option<Rank>,
+    /// How long the caller was blocked by waiting for the operation: what computing did not hide.
+    pub exposed: Duration,
+}
+
+impl Statistics {
+    pub(crate) fn new(bytes: u64, elapsed: Duration, bus_factor: f64) -> Self {
+        let algbw = bytes as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
+        Self { elapsed, bytes, algbw, busbw: algbw * bus_factor, ..Self::default() }
+    }
 }
 
 /// An operation that is done.
@@ -86,13 +95,23 @@ impl<R> Handle<R> {
     /// # Errors
     /// The failure, with the buffers.
     pub fn wait(self) -> Result<Done<R>, Box<Failed<R>>> {
-        self.shared.wait(&self.slot);
+        let called = Instant::now();
+        self.shared.wait(&self.slot, None);
         loop {
             // It is there: only this handle takes it.
             if let Some(outcome) = self.slot.take() {
-                return self.finish(outcome);
+                return self.finish(outcome).map(|mut done| {
+                    done.statistics.exposed = called.elapsed();
+                    done
+                });
             }
         }
+    }
+
+    /// Helps to move the operation until it ends, or for so long. Returns whether it has ended.
+    pub(crate) fn help(&self, at_most: Duration) -> bool {
+        self.shared.wait(&self.slot, Some(Instant::now() + at_most));
+        self.is_ended()
     }
 
     /// Whether [`Handle::wait`] would return at once.
@@ -113,14 +132,10 @@ impl<R> Handle<R> {
         let bytes = ended.input.bytes().len().max(output) as u64;
         let times = &ended.times;
         let elapsed = times.ended.saturating_sub(times.posted);
-        let algbw = bytes as f64 / elapsed.as_secs_f64().max(1e-9) / 1e9;
         let statistics = Statistics {
-            elapsed,
-            bytes,
-            algbw,
-            busbw: algbw * self.bus_factor,
             wait: times.last_start.map_or(Duration::ZERO, |(_, at)| at.saturating_sub(times.posted)),
             last: times.last_start.map(|(rank, _)| rank),
+            ..Statistics::new(bytes, elapsed, self.bus_factor)
         };
         self.recorder.add(&ended, bytes);
         let buffers = (self.unpack)(ended.input, ended.output);

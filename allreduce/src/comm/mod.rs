@@ -3,7 +3,7 @@
 mod buffer;
 mod handle;
 mod options;
-mod record;
+pub(crate) mod record;
 mod verify;
 
 use std::sync::Arc;
@@ -193,6 +193,20 @@ impl Communicator {
         })
     }
 
+    /// Connects this rank's rail, so that its ranks hear of failures before the first operation.
+    pub(crate) fn connect_rail(&self) {
+        let rail = self.rail();
+        self.shared.command(move |core| core.want(&rail));
+    }
+
+    /// Sums the elements of the ranks that have this rank's place in their nodes, in place and in an order of its
+    /// own. Every node has as many ranks.
+    pub(crate) fn sum_along_rail<B: Buffer<f32>>(&self, buffer: B, name: &str) -> Handle<B> {
+        let kind = Kind::AllReduce { count: buffer.as_ref().len() as u64, in_place: true };
+        let buffers = (wrap::<f32, B>(buffer), None);
+        self.post_in::<f32, B>(Scope::Rail, kind, buffers, &OpOptions::sum(name), |input, _| unwrap(input))
+    }
+
     fn post_pair<T: Element, I: Buffer<T>, O: Buffer<T>>(
         &self,
         kind: Kind,
@@ -252,7 +266,15 @@ impl Communicator {
             Scope::World => Group::world(self.membership.nodes()),
             Scope::To(peer) => Group::flat(vec![self.me, peer]),
             Scope::From(peer) => Group::flat(vec![peer, self.me]),
+            Scope::Rail => Group::flat(self.rail()),
         }
+    }
+
+    /// The ranks with this rank's place in their nodes.
+    fn rail(&self) -> Vec<Rank> {
+        let node = self.membership.local(self.me);
+        let (len, place) = (node.len() as u32, self.me.0 - node.start);
+        (0..self.membership.nodes().len() as u32).map(|node| Rank(node * len + place)).collect()
     }
 
     fn bus_factor(&self, kind: &Kind) -> f64 {
@@ -291,6 +313,16 @@ impl Communicator {
     pub fn abort(&self, reason: &str) {
         let reason = reason.to_owned();
         self.shared.command(move |core| core.engine.abort(&reason, core.now));
+    }
+
+    /// Ends all operations of this rank with an error that was found elsewhere, and tells the peers.
+    pub(crate) fn fail(&self, error: Error) {
+        self.shared.command(move |core| core.engine.fail_with(error, core.now));
+    }
+
+    /// Has somebody hear of the failure of this communicator; it must not block.
+    pub(crate) fn on_failure(&self, hear: impl FnOnce(&Error) + Send + 'static) {
+        self.shared.command(move |core| core.on_failure(Box::new(hear)));
     }
 
     /// Ends all operations of this rank and reports what it holds of each since the last commit; see

@@ -10,13 +10,15 @@ use crate::engine::Ended;
 /// How many operations are remembered.
 const RECORDED: usize = 4096;
 
-struct Record {
-    name: String,
-    sequence: u64,
-    posted: Duration,
-    ended: Duration,
-    bytes: u64,
-    error: Option<String>,
+/// An operation that ended.
+pub(crate) struct Record {
+    pub name: String,
+    pub sequence: u64,
+    /// Times since any fixed moment.
+    pub posted: Duration,
+    pub ended: Duration,
+    pub bytes: u64,
+    pub error: Option<String>,
 }
 
 /// The flight recorder.
@@ -25,11 +27,7 @@ pub(crate) struct Recorder(Mutex<VecDeque<Record>>);
 
 impl Recorder {
     pub fn add(&self, ended: &Ended, bytes: u64) {
-        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if records.len() == RECORDED {
-            records.pop_front();
-        }
-        records.push_back(Record {
+        self.push(Record {
             name: ended.times.name.clone(),
             sequence: ended.key.sequence,
             posted: ended.times.posted,
@@ -37,6 +35,14 @@ impl Recorder {
             bytes,
             error: ended.result.as_ref().err().map(ToString::to_string),
         });
+    }
+
+    pub fn push(&self, record: Record) {
+        let mut records = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if records.len() == RECORDED {
+            records.pop_front();
+        }
+        records.push_back(record);
     }
 
     /// The last `most` operations, one line each.

@@ -19,6 +19,12 @@ impl Engine {
         self.fail(Error::Aborted { peer: self.me, reason: reason.to_owned() });
     }
 
+    /// Ends everything with an error that was found elsewhere.
+    pub(crate) fn fail_with(&mut self, error: Error, now: Duration) {
+        self.now = now;
+        self.fail(error);
+    }
+
     /// Tells the peers that this rank leaves. Operations under way end with [`Error::Closed`].
     pub(crate) fn close(&mut self, now: Duration) {
         self.now = now;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::memory::Slab;
-use super::op::{Body, OpKey};
+use super::op::{Body, OpKey, Scope};
 use crate::frame::{HEADER_BYTES, Header};
 use crate::plan::TaskId;
 
@@ -14,6 +14,18 @@ use crate::plan::TaskId;
 pub(super) const EAGER_BYTES: u64 = 1 << 20;
 /// Bytes of early frames that are kept per peer: what the peer may send, and its descriptions.
 pub(super) const PARKED_BYTES: u64 = 4 << 20;
+
+/// Queues of sends to a peer, in the order in which they are served.
+pub(super) const QUEUES: usize = 3;
+
+fn queue_of(scope: Scope) -> usize {
+    match scope {
+        Scope::World => 0,
+        Scope::Rail => 1,
+        // Large state that nobody waits for.
+        Scope::To(_) | Scope::From(_) => 2,
+    }
+}
 
 /// A frame on its way to the operating system.
 #[derive(Debug)]
@@ -48,8 +60,8 @@ pub(super) struct Link {
     pub address: Option<SocketAddr>,
     /// Frames without a place in the order; they go first.
     pub control: VecDeque<Outgoing>,
-    pub ready: BinaryHeap<ReadySend>,
-    pub ready_transfers: BinaryHeap<ReadySend>,
+    /// One queue for each numbering, by [`queue_of`]: one that must wait for the peer holds up no other.
+    pub ready: [BinaryHeap<ReadySend>; QUEUES],
     /// Bytes sent for operations that the peer hasn't posted.
     pub eager_bytes: u64,
     pub parked: BTreeMap<OpKey, Vec<Parked>>,
@@ -58,15 +70,15 @@ pub(super) struct Link {
     pub acknowledge_at: Option<Duration>,
     /// The peer left in order.
     pub has_left: bool,
+    /// The peer has told that it failed, as everybody does that hears of a failure. Before that, closing the connection
+    /// could cost it what was sent last: the reason.
+    pub has_failed: bool,
 }
 
 impl Link {
     pub fn push_send(&mut self, order: u32, task: TaskId, key: OpKey) {
         let item = Reverse((key.sequence, order, task, key));
-        match key.scope {
-            super::Scope::World => self.ready.push(item),
-            _ => self.ready_transfers.push(item),
-        }
+        self.ready[queue_of(key.scope)].push(item);
     }
 
     /// Keeps an early frame; false if the peer sent more than it may.
@@ -91,8 +103,7 @@ impl Link {
     /// Drops everything that was to be sent.
     pub fn clear(&mut self) {
         self.control.clear();
-        self.ready.clear();
-        self.ready_transfers.clear();
+        self.ready.iter_mut().for_each(BinaryHeap::clear);
         self.acknowledge_at = None;
     }
 }

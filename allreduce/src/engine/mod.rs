@@ -13,6 +13,7 @@
 
 mod abort;
 mod arithmetic;
+mod check;
 mod compute;
 mod link;
 pub(crate) mod memory;
@@ -213,9 +214,17 @@ impl Engine {
         self.ops.len()
     }
 
-    /// Whether peers may still ask for messages of operations that ended here.
+    /// Whether no peer will ask for messages of operations that ended here or, after a failure, whether every
+    /// connected peer knows of it but the one that is to blame.
     pub fn is_drained(&self) -> bool {
-        self.ops.is_empty() && self.retired.is_empty() && self.links.iter().all(|l| l.control.is_empty())
+        let blamed = self.failed.as_ref().and_then(Error::culprit);
+        let mut links = self.links.iter().enumerate();
+        let knows = |rank: usize, link: &Link| {
+            let is_told = link.streams == 0 || link.has_failed || link.has_left;
+            self.failed.is_none() || is_told || blamed == Some(Rank(rank as u32))
+        };
+        let drained = |(rank, link): (usize, &Link)| link.control.is_empty() && knows(rank, link);
+        self.ops.is_empty() && self.retired.is_empty() && links.all(drained)
     }
 
     /// Takes in an event.
@@ -258,6 +267,7 @@ impl Engine {
             Scope::World => FrameScope::World,
             Scope::To(_) => FrameScope::FromSender,
             Scope::From(_) => FrameScope::ToSender,
+            Scope::Rail => FrameScope::Rail,
         }
     }
 
@@ -267,6 +277,7 @@ impl Engine {
             FrameScope::World => Scope::World,
             FrameScope::FromSender => Scope::From(peer),
             FrameScope::ToSender => Scope::To(peer),
+            FrameScope::Rail => Scope::Rail,
         };
         OpKey { scope, sequence: header.sequence }
     }

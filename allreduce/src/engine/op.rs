@@ -21,6 +21,8 @@ pub enum Scope {
     To(Rank),
     /// Transfers from this rank.
     From(Rank),
+    /// Operations of the ranks that have this rank's place in their nodes.
+    Rail,
 }
 
 /// Which operation.

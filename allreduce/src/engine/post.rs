@@ -6,7 +6,7 @@ use muster_proto::Rank;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::op::{Buffer, Op, OpKey, Scope, Start, Types};
-use super::{Action, Ended, Engine, Env, MAX_OPERATIONS, MAX_PLANS, Retired, Times};
+use super::{Action, Ended, Engine, Env, MAX_PLANS, Retired, Times};
 use crate::element::{DataType, Operation, accumulator};
 use crate::error::Error;
 use crate::frame::FrameKind;
@@ -17,7 +17,7 @@ const KEEP_BYTES: u64 = 64 << 10;
 /// Most ended operations whose messages are kept; beyond that operations wait for acknowledgements.
 const MAX_RETIRED: usize = 1024;
 /// Longest name of an operation, in bytes.
-const MAX_NAME_BYTES: usize = 200;
+pub(super) const MAX_NAME_BYTES: usize = 200;
 
 /// An operation that a caller wants.
 pub(crate) struct Post {
@@ -38,7 +38,7 @@ pub(crate) struct Post {
 }
 
 impl Post {
-    fn reduces(&self) -> bool {
+    pub(super) fn reduces(&self) -> bool {
         matches!(self.kind, Kind::AllReduce { .. } | Kind::ReduceScatter { .. })
     }
 
@@ -66,6 +66,13 @@ impl Post {
     }
 }
 
+/// An operation that can start.
+struct Prepared {
+    choice: Choice,
+    types: Types,
+    plan: Arc<Plan>,
+}
+
 impl Engine {
     /// The algorithm and sizes that an operation would have, and why.
     pub(crate) fn choose(&self, post: &Post) -> Choice {
@@ -89,28 +96,17 @@ impl Engine {
     /// Wrong lengths, undefined operations, or a failure before; the buffers come back.
     pub(crate) fn post(&mut self, post: Post, now: std::time::Duration) -> Result<OpKey, Box<(Error, Post)>> {
         self.now = now;
-        if let Err(error) = self.check(&post) {
+        let prepared = self.prepare(&post);
+        if let Some(error) = self.failed.clone() {
+            if let Ok(Prepared { plan, .. }) = prepared {
+                self.meet_to_tell(&plan);
+            }
             return Err(Box::new((error, post)));
         }
-        let choice = self.choose(&post);
-        let Some(me) = post.group.ranks().iter().position(|r| *r == self.me) else {
-            let error = Error::NoSuchRank { rank: self.me, world_size: post.group.len() };
-            return Err(Box::new((error, post)));
+        let Prepared { choice, types, plan } = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Err(Box::new((error, post))),
         };
-        let types = Types { memory: post.dtype, wire: post.wire, partial: accumulator(post.dtype) };
-        let spec = Spec {
-            kind: post.kind.clone(),
-            algorithm: choice.algorithm,
-            group: post.group.clone(),
-            me,
-            element_bytes: types.wire.bytes() as u64,
-            partial_bytes: types.partial.bytes() as u64,
-            tuning: choice.tuning,
-        };
-        let plan = self.plan(spec);
-        if let Err(error) = self.check_lengths(&post, &plan) {
-            return Err(Box::new((error, post)));
-        }
         let next = self.next.entry(post.scope).or_default();
         let key = OpKey { scope: post.scope, sequence: *next };
         *next += 1;
@@ -140,6 +136,39 @@ impl Engine {
         Ok(key)
     }
 
+    /// Checks an operation and works out its plan.
+    fn prepare(&mut self, post: &Post) -> Result<Prepared, Error> {
+        self.check(post)?;
+        let choice = self.choose(post);
+        let me = post.group.ranks().iter().position(|r| *r == self.me);
+        let no_such = Error::NoSuchRank { rank: self.me, world_size: post.group.len() };
+        let types = Types { memory: post.dtype, wire: post.wire, partial: accumulator(post.dtype) };
+        let plan = self.plan(Spec {
+            kind: post.kind.clone(),
+            algorithm: choice.algorithm,
+            group: post.group.clone(),
+            me: me.ok_or(no_such)?,
+            element_bytes: types.wire.bytes() as u64,
+            partial_bytes: types.partial.bytes() as u64,
+            tuning: choice.tuning,
+        });
+        self.check_lengths(post, &plan)?;
+        Ok(Prepared { choice, types, plan })
+    }
+
+    /// Connects to the peers of an operation that comes too late, if they have never been met: they wait for it, and
+    /// must hear why it does not come.
+    fn meet_to_tell(&mut self, plan: &Plan) {
+        for peer in plan.peers() {
+            let now = self.now;
+            let Some(link) = self.link(peer) else { continue };
+            if !link.was_up && !link.has_left && link.wanted_since.is_none() {
+                link.wanted_since = Some(now);
+                self.actions.push_back(Action::Connect(peer));
+            }
+        }
+    }
+
     fn start(&mut self, start: Start) {
         let key = start.key;
         let mut op = Op::new(start, self.now);
@@ -158,6 +187,14 @@ impl Engine {
             }
         }
         self.settle(key);
+    }
+
+    /// Connects to a peer that operations will need.
+    pub(crate) fn want(&mut self, peer: Rank, now: std::time::Duration) {
+        self.now = now;
+        if self.failed.is_none() && peer != self.me {
+            self.connect(peer);
+        }
     }
 
     /// Asks for a connection, once.
@@ -183,88 +220,6 @@ impl Engine {
         let plan = Arc::new(Plan::new(&spec));
         self.plans.insert(spec, Arc::clone(&plan));
         plan
-    }
-
-    fn check(&self, post: &Post) -> Result<(), Error> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
-        if self.ops.len() >= MAX_OPERATIONS {
-            return Err(Error::Busy { limit: MAX_OPERATIONS });
-        }
-        self.check_ranks(post)?;
-        let unsupported =
-            |what, dtype: DataType, why| Err(Error::Unsupported { what, dtype: dtype.name(), why });
-        if post.reduces() && post.dtype.is_integer() {
-            if post.operation == Operation::Mean {
-                return unsupported("a mean", post.dtype, "it would have to be rounded");
-            }
-            if post.weight != 0.0 && post.weight != 1.0 {
-                return unsupported(
-                    "a weight other than 0 or 1",
-                    post.dtype,
-                    "products would have to be rounded",
-                );
-            }
-        }
-        if post.wire != post.dtype && (post.dtype, post.wire) != (DataType::F32, DataType::Bf16) {
-            return unsupported("another type on the wire", post.dtype, "only f32 can travel as bf16");
-        }
-        if !post.weight.is_finite() || post.weight < 0.0 {
-            let problem = format!("{} is not a finite number of at least 0", post.weight);
-            return Err(Error::Config { name: "weight", problem });
-        }
-        if post.name.len() > MAX_NAME_BYTES {
-            let problem = format!("{} bytes, at most {MAX_NAME_BYTES} are allowed", post.name.len());
-            return Err(Error::Config { name: "name", problem });
-        }
-        if post.algorithm.is_some_and(|a| matches!(a, Algorithm::Hierarchical | Algorithm::Doubling))
-            && post.group.equal_nodes().is_none()
-        {
-            let problem = "the nodes have different numbers of ranks".to_owned();
-            return Err(Error::Config { name: "algorithm", problem });
-        }
-        let in_place = matches!(post.kind, Kind::AllReduce { in_place: true, .. });
-        if in_place != (post.output.is_none() && matches!(post.kind, Kind::AllReduce { .. })) {
-            let problem = "an all-reduce has an output buffer exactly if it is not in place".to_owned();
-            return Err(Error::Config { name: "in_place", problem });
-        }
-        Ok(())
-    }
-
-    /// Plans are made of ranks and counts that exist.
-    fn check_ranks(&self, post: &Post) -> Result<(), Error> {
-        let (n, world_size) = (post.group.len(), self.links.len());
-        if let Some(&rank) = post.group.ranks().iter().find(|r| r.0 as usize >= world_size) {
-            return Err(Error::NoSuchRank { rank, world_size });
-        }
-        match &post.kind {
-            Kind::Broadcast { root, .. } if *root >= n => {
-                Err(Error::NoSuchRank { rank: Rank(*root as u32), world_size: n })
-            }
-            Kind::ReduceScatter { counts } | Kind::AllGather { counts } if counts.len() != n => {
-                Err(Error::Length {
-                    what: "the list of counts",
-                    expected: n as u64,
-                    got: counts.len() as u64,
-                })
-            }
-            Kind::Transfer { .. } if n != 2 || post.group.rank(0) == post.group.rank(1) => {
-                let problem = "a rank can't send to itself".to_owned();
-                Err(Error::Config { name: "peer", problem })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_lengths(&self, post: &Post, plan: &Plan) -> Result<(), Error> {
-        let size = post.dtype.bytes();
-        let check = |what, buffer: &Buffer, expected: u64| {
-            let got = (buffer.bytes().len() / size) as u64;
-            if got == expected { Ok(()) } else { Err(Error::Length { what, expected, got }) }
-        };
-        check("the input", &post.input, plan.input_len)?;
-        post.output.as_ref().map_or(Ok(()), |output| check("the output", output, plan.output_len))
     }
 
     /// Ends an operation that is over: all tasks done, and nothing that a peer may still ask for.

@@ -220,7 +220,12 @@ impl Engine {
             FrameKind::Finished => self.peer_finished(peer, key),
             FrameKind::Repair => self.repair(peer, header, slab.bytes())?,
             FrameKind::Abort => match abort::decode(slab.bytes()) {
-                Some(error) => self.fail(error),
+                Some(error) => {
+                    if let Some(link) = self.link(peer) {
+                        link.has_failed = true;
+                    }
+                    self.fail(error);
+                }
                 None => return Err(self.nonsense(peer, "an abort without a reason")),
             },
             FrameKind::Goodbye => {

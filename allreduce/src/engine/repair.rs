@@ -275,6 +275,7 @@ fn parse(peer: Rank, mut payload: &[u8]) -> Option<HashMap<OpKey, Has>> {
             s if s == FrameScope::World as u8 => Scope::World,
             s if s == FrameScope::FromSender as u8 => Scope::From(peer),
             s if s == FrameScope::ToSender as u8 => Scope::To(peer),
+            s if s == FrameScope::Rail as u8 => Scope::Rail,
             _ => return None,
         };
         let sequence = u64::from_le_bytes(head[2..10].try_into().ok()?);

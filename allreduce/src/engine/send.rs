@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_proto::Rank;
 
 use super::Engine;
-use super::link::{EAGER_BYTES, Outgoing};
+use super::link::{EAGER_BYTES, Outgoing, QUEUES};
 use super::op::{Body, Env, OpKey};
 use crate::frame::{FrameKind, Header, checksum};
 use crate::plan::TaskId;
@@ -15,7 +15,7 @@ impl Engine {
     /// Whether a stream to the peer would get a frame.
     pub fn has_frames(&self, peer: Rank) -> bool {
         self.links.get(peer.0 as usize).is_some_and(|l| {
-            l.streams > 0 && !(l.control.is_empty() && l.ready.is_empty() && l.ready_transfers.is_empty())
+            l.streams > 0 && (!l.control.is_empty() || l.ready.iter().any(|queue| !queue.is_empty()))
         })
     }
 
@@ -31,7 +31,7 @@ impl Engine {
             return Some(frame);
         }
         loop {
-            let (key, task) = self.next_send(peer, false).or_else(|| self.next_send(peer, true))?;
+            let (key, task) = (0..QUEUES).find_map(|queue| self.next_send(peer, queue))?;
             if let Some(frame) = self.frame(peer, key, task) {
                 return Some(frame);
             }
@@ -39,9 +39,9 @@ impl Engine {
     }
 
     /// Takes the first send of a queue, unless the peer must post its operation first.
-    fn next_send(&mut self, peer: Rank, transfers: bool) -> Option<(OpKey, TaskId)> {
+    fn next_send(&mut self, peer: Rank, queue: usize) -> Option<(OpKey, TaskId)> {
         let link = self.links.get_mut(peer.0 as usize)?;
-        let queue = if transfers { &mut link.ready_transfers } else { &mut link.ready };
+        let queue = &mut link.ready[queue];
         while let Some(&Reverse((_, _, task, key))) = queue.peek() {
             let Some(op) = self.ops.get_mut(&key) else {
                 queue.pop();

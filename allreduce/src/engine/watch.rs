@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_proto::Rank;
 
 use super::Engine;
-use super::op::{Look, Op, OpKey};
+use super::op::{Look, Op, OpKey, Scope};
 use crate::error::{Error, Loss, Phase};
 use crate::frame::FrameKind;
 
@@ -96,7 +96,10 @@ impl Engine {
                 }
             }
             Look::Blame => {
-                let guilty = owes.into_iter().filter(|(started, last, _)| !started || *last < asked);
+                // On a rail a peer may wait for its own node before it posts; who sees that node blames the right one.
+                let rail = key.scope == Scope::Rail;
+                let guilty =
+                    owes.into_iter().filter(|(started, last, _)| (!started && !rail) || *last < asked);
                 if let Some((_, _, peer)) = guilty.min() {
                     self.stalled(key, peer);
                 }

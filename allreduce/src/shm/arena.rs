@@ -28,6 +28,7 @@ impl ShmGroup {
     /// # Errors
     /// If the range isn't inside the arena, or `offset` is no multiple of [`ARENA_ALIGN`].
     pub fn arena<T: Pod>(&self, offset: usize, count: usize) -> Result<&[T], ShmError> {
+        self.undivided()?;
         let at = self.place::<T>(offset, count)?;
         // SAFETY: inside the arena, aligned; others write it only during operations, which borrow the group
         // exclusively.
@@ -36,6 +37,7 @@ impl ShmGroup {
 
     /// As [`ShmGroup::arena`], to write.
     pub fn arena_mut<T: Pod>(&mut self, offset: usize, count: usize) -> Result<&mut [T], ShmError> {
+        self.undivided()?;
         let at = self.place::<T>(offset, count)?;
         // SAFETY: as above, and exclusive.
         Ok(unsafe { std::slice::from_raw_parts_mut(at, count) })
@@ -74,6 +76,18 @@ impl ShmGroup {
     /// # Errors
     /// See [`ShmError`]. Unless in place, the input is intact whatever happens.
     pub fn all_reduce_arena<T: Number>(
+        &mut self,
+        how: Reduce,
+        input: usize,
+        output: usize,
+        count: usize,
+    ) -> Result<(), ShmError> {
+        self.undivided()?;
+        self.all_reduce_placed::<T>(how, input, output, count)
+    }
+
+    /// As [`ShmGroup::all_reduce_arena`], for whoever owns these places.
+    pub(super) fn all_reduce_placed<T: Number>(
         &mut self,
         how: Reduce,
         input: usize,
@@ -119,6 +133,7 @@ impl ShmGroup {
         output: usize,
         counts: &[usize],
     ) -> Result<(), ShmError> {
+        self.undivided()?;
         let (count, shape) = total(counts, self.local_ranks())?;
         check(how, I::TYPE, count)?;
         let me = self.local_rank();
@@ -164,7 +179,8 @@ impl ShmGroup {
         output: usize,
         counts: &[usize],
     ) -> Result<(), ShmError> {
-        self.gather_arenas::<T>(Kind::ArenaAllGather, 0, input, output, counts)
+        self.undivided()?;
+        self.gather_placed::<T>((Kind::ArenaAllGather, 0), input, output, counts)
     }
 
     /// Copies `count` elements of the arena of rank `root` into the same place of all others.
@@ -178,13 +194,14 @@ impl ShmGroup {
         count: usize,
     ) -> Result<(), ShmError> {
         let counts = self.only(root, count)?;
-        self.gather_arenas::<T>(Kind::ArenaBroadcast, root, at, at, &counts)
+        self.undivided()?;
+        self.gather_placed::<T>((Kind::ArenaBroadcast, root), at, at, &counts)
     }
 
-    fn gather_arenas<T: Number>(
+    /// As [`ShmGroup::all_gather_arena`], for whoever owns these places.
+    pub(super) fn gather_placed<T: Number>(
         &mut self,
-        kind: Kind,
-        root: usize,
+        (kind, root): (Kind, usize),
         input: usize,
         output: usize,
         counts: &[usize],
@@ -242,7 +259,7 @@ impl ShmGroup {
     }
 
     /// Reduces a range of all inputs into the given outputs, where it begins at element `range.start - base`.
-    fn reduce_from_arenas<I: Number, O: Number<Acc = I::Acc>>(
+    pub(super) fn reduce_from_arenas<I: Number, O: Number<Acc = I::Acc>>(
         &self,
         how: Operation,
         base: usize,
@@ -268,7 +285,7 @@ impl ShmGroup {
     }
 
     /// Ends an operation in the arena: nobody reads or writes the arena of another any more.
-    fn all_done(&self) -> Result<(), ShmError> {
+    pub(super) fn all_done(&self) -> Result<(), ShmError> {
         let operation = self.peers.operation;
         self.peers.advance(|p| &p.done, operation);
         self.peers.wait_all(|p| &p.done, operation, Stage::Results)

@@ -157,6 +157,12 @@ impl ShmGroup {
         self.gather(entry, &ranges(&counts), buffer)
     }
 
+    /// How many of `count` f32 elements each rank reduces in [`ShmGroup::reduce_scatter_slice`], in rank order.
+    pub fn shards(&self, count: usize) -> Vec<usize> {
+        let n = self.local_ranks();
+        (0..n).map(|rank| even::<f32>(count, n, rank).len()).collect()
+    }
+
     fn gather<T: Number>(
         &mut self,
         entry: Entry<'_>,

@@ -30,6 +30,8 @@ const CPU_BYTES: usize = 128;
 const HELLO_BYTES: usize = 40 + CPU_BYTES;
 /// Between two attempts to connect to somebody who is not there yet.
 const RETRY: Duration = Duration::from_millis(2);
+/// Between two looks whether somebody still wants the group.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long somebody who has connected may be silent.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -101,10 +103,11 @@ pub(super) struct Meeting<'a> {
     hello: Hello,
     fd: &'a OwnedFd,
     until: Instant,
+    is_cancelled: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Meeting<'a> {
-    pub(super) fn new(options: &'a ShmOptions, fd: &'a OwnedFd) -> Self {
+    pub(super) fn new(options: &'a ShmOptions, fd: &'a OwnedFd, is_cancelled: &'a dyn Fn() -> bool) -> Self {
         let hello = Hello {
             rank: options.local_rank as u32,
             ranks: options.local_ranks as u32,
@@ -113,7 +116,8 @@ impl<'a> Meeting<'a> {
             arena: options.arena_bytes as u64,
             cpus: own_cpus(),
         };
-        Self { options, hello, fd, until: Instant::now() + options.start_deadline }
+        let until = Instant::now() + options.start_deadline;
+        Self { options, hello, fd, until, is_cancelled }
     }
 
     /// Meets everybody.
@@ -175,16 +179,24 @@ impl<'a> Meeting<'a> {
     /// Waits until something can be read, or names who is missing.
     fn readable(&self, fd: impl AsFd, until: Instant, missing: usize) -> Result<(), ShmError> {
         loop {
+            self.go_on()?;
             let left = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).ok();
+            let timeout = Timespec::try_from(left.min(LOOK)).ok();
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
             match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => return Err(self.missing(missing)),
+                Ok(0) if left.is_zero() => return Err(self.missing(missing)),
+                Ok(0) => {}
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(self.system("poll a unix socket".into(), e)),
             }
         }
+    }
+
+    /// An error if nobody wants the group any more.
+    fn go_on(&self) -> Result<(), ShmError> {
+        let (me, group) = (self.options.local_rank, self.options.group());
+        if (self.is_cancelled)() { Err(ShmError::Cancelled { me, group }) } else { Ok(()) }
     }
 
     fn missing(&self, missing: usize) -> ShmError {
@@ -196,6 +208,7 @@ impl<'a> Meeting<'a> {
     fn call(&self, peer: usize) -> Result<Joined, ShmError> {
         let address = self.address(peer)?;
         loop {
+            self.go_on()?;
             let socket = self.socket()?;
             match connect(&socket, &address) {
                 Ok(()) => {

@@ -46,6 +46,17 @@ impl fmt::Display for Cause {
     }
 }
 
+/// What ended a generation outside of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outside {
+    /// A rank is lost.
+    Lost,
+    /// A rank was told to stop.
+    Aborted,
+    /// Ranks posted different operations.
+    Differs,
+}
+
 /// An error of a shared-memory group. Ranks are local ranks, those of the node.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ShmError {
@@ -165,6 +176,28 @@ pub enum ShmError {
         /// Number of the operation.
         operation: u64,
     },
+    /// Something outside of the group ended the generation.
+    #[error("local rank {by} ended operation {operation}: {}", outside(*.what, *.rank))]
+    Outside {
+        /// The rank that reports.
+        me: usize,
+        /// The local rank that learned of it.
+        by: usize,
+        /// The rank of the world that is to blame.
+        rank: u32,
+        /// What happened.
+        what: Outside,
+        /// Number of the operation.
+        operation: u64,
+    },
+    /// Nobody wants the group any more.
+    #[error("local rank {me} was told to stop joining {group}")]
+    Cancelled {
+        /// The rank that reports.
+        me: usize,
+        /// Run and generation.
+        group: String,
+    },
     /// A rank was told to stop.
     #[error("local rank {by} aborted operation {operation}")]
     Aborted {
@@ -216,6 +249,17 @@ impl ShmError {
 
     /// Whether the group can't be used any more.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, Self::PeerLost { .. } | Self::Evicted { .. } | Self::Aborted { .. })
+        matches!(
+            self,
+            Self::PeerLost { .. } | Self::Evicted { .. } | Self::Aborted { .. } | Self::Outside { .. }
+        )
+    }
+}
+
+fn outside(what: Outside, rank: u32) -> String {
+    match what {
+        Outside::Lost => format!("rank {rank} of the world is lost"),
+        Outside::Aborted => format!("rank {rank} of the world aborted"),
+        Outside::Differs => format!("rank {rank} of the world posted another operation"),
     }
 }

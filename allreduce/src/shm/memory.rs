@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -121,6 +122,11 @@ impl Memory {
         let at = LINES + (operation % SLOTS) as usize * size_of::<OpLine>();
         // SAFETY: inside the mapping, aligned, and atomics for which zeros and any other bits are valid.
         unsafe { self.base.add(at).cast().as_ref() }
+    }
+
+    /// The last operation that the rank has begun.
+    pub(super) fn begun(&self) -> u64 {
+        (0..SLOTS).map(|slot| self.line(slot).seq.load(Ordering::Acquire)).max().unwrap_or(0)
     }
 
     pub(super) fn progress(&self) -> &Progress {

@@ -20,6 +20,7 @@
 //!
 //! Nothing here knows of other nodes; no `/dev/shm`, no ptrace, no names in the file system.
 
+mod abort;
 mod arena;
 mod atomics {
     pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -27,9 +28,12 @@ mod atomics {
 mod collect;
 mod connect;
 mod error;
+mod failure;
 mod memory;
+mod options;
 mod pipeline;
 mod protocol;
+mod slice;
 mod small;
 mod start;
 #[cfg(test)]
@@ -37,83 +41,28 @@ mod tests;
 mod wait;
 mod watch;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_kernels::isa::Isa;
 use muster_kernels::reduce::{Reduction, Stores, Tree};
 
-pub use error::{Cause, ShmError, Stage};
+pub use abort::AbortHandle;
+pub use error::{Cause, Outside, ShmError, Stage};
 pub use memory::ARENA_ALIGN;
+pub use options::{Reduce, ShmOptions};
+pub use slice::ArenaSlice;
+pub(crate) use slice::arena_bytes;
 
 use crate::element::{DataType, Operation};
 use crate::order;
-use protocol::{COUNT_MAX, INLINE, Key};
+use options::{check, check_count};
+use protocol::{INLINE, Key, reached};
 use wait::Peers;
-use watch::{Local, Watch};
+use watch::Watch;
 
 /// Ranks of one node at most.
 pub const RANKS_MAX: usize = 64;
-
-/// How a group is made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShmOptions {
-    /// Names the run; equal on all ranks.
-    pub run_id: String,
-    /// Version of the membership; a group never outlives it.
-    pub generation: u64,
-    /// This rank among those of the node.
-    pub local_rank: usize,
-    /// Ranks of the node.
-    pub local_ranks: usize,
-    /// Bytes of this rank's arena; equal on all ranks.
-    pub arena_bytes: usize,
-    /// How long to wait for everybody to join.
-    pub start_deadline: Duration,
-    /// How long a rank may owe something while nobody makes progress. A rank that begins an operation that much
-    /// later than the others counts as lost.
-    pub progress_deadline: Duration,
-    /// Largest message that every rank reduces for itself instead of a share of it. Equal on all ranks.
-    pub one_shot_bytes: usize,
-}
-
-impl ShmOptions {
-    /// Options with 30 s for both deadlines and no arena.
-    pub fn new(run_id: &str, generation: u64, local_rank: usize, local_ranks: usize) -> Self {
-        Self {
-            run_id: run_id.into(),
-            generation,
-            local_rank,
-            local_ranks,
-            arena_bytes: 0,
-            start_deadline: Duration::from_secs(30),
-            progress_deadline: Duration::from_secs(30),
-            one_shot_bytes: memory::FLAT_SLOT,
-        }
-    }
-
-    fn group(&self) -> String {
-        format!("run {:?}, generation {}", self.run_id, self.generation)
-    }
-}
-
-/// How contributions become a result.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Reduce {
-    /// Sum, mean, least or greatest.
-    pub operation: Operation,
-    /// Factor of this rank's contribution to sums and means; 0 takes no part. Means divide by the sum of
-    /// weights.
-    pub weight: f32,
-}
-
-impl Reduce {
-    /// With weight 1.
-    pub const fn new(operation: Operation) -> Self {
-        Self { operation, weight: 1.0 }
-    }
-}
 
 /// What a rank says of the operation that it begins.
 #[derive(Debug, Clone, Copy)]
@@ -145,9 +94,10 @@ enum Kind {
     ArenaReduceScatter,
     ArenaAllGather,
     ArenaBroadcast,
+    ShardsReduce,
 }
 
-const KINDS: [&str; 9] = [
+const KINDS: [&str; 10] = [
     "barrier",
     "all-reduce",
     "reduce-scatter",
@@ -157,6 +107,7 @@ const KINDS: [&str; 9] = [
     "reduce-scatter in the arena",
     "all-gather in the arena",
     "broadcast in the arena",
+    "reduction of shards in the arena",
 ];
 
 /// The ranks of one node, joined. See the module for what holds.
@@ -174,6 +125,11 @@ pub struct ShmGroup {
     some: Option<Tree>,
     /// Chunks that went through the slots.
     chunks: u64,
+    /// What else ranks compare when they begin an operation.
+    tag: u64,
+    /// The arena belongs to the owners of its slices.
+    divided: bool,
+    last: Option<Late>,
     /// Small payloads of all ranks.
     payloads: Vec<[u64; INLINE / 8]>,
     last_level_bytes: usize,
@@ -181,17 +137,13 @@ pub struct ShmGroup {
     _watch: Option<Watch>,
 }
 
-/// Ends operations of a group from another thread, without waiting for anybody.
-#[derive(Debug, Clone)]
-pub struct AbortHandle(Arc<Local>);
-
-impl AbortHandle {
-    /// Fails the present operation and all later ones; the other ranks fail with it when they wait for this
-    /// one.
-    pub fn abort(&self) {
-        self.0.aborted.store(true, Ordering::SeqCst);
-        self.0.ring();
-    }
+/// The rank that began an operation last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Late {
+    /// Which one.
+    pub local_rank: usize,
+    /// How long this rank waited for it.
+    pub waited: Duration,
 }
 
 impl ShmGroup {
@@ -221,6 +173,24 @@ impl ShmGroup {
         (0..lost.len()).filter(|&rank| lost[rank].load(Ordering::Acquire))
     }
 
+    /// Sets a number, a digest of the operation's name for example, in which the next operations must agree too.
+    pub fn set_tag(&mut self, tag: u64) {
+        self.tag = tag;
+    }
+
+    /// The rank that began the last operation last, if this rank had to wait for one.
+    pub fn last(&self) -> Option<Late> {
+        self.last
+    }
+
+    /// Shows the others that this rank lives although it begins no operation, and finds out whether they do.
+    ///
+    /// # Errors
+    /// [`ShmError::PeerLost`] and its like: what the next operation would find.
+    pub fn pulse(&mut self) -> Result<(), ShmError> {
+        self.operate(|group| group.peers.look())
+    }
+
     /// Runs an operation and makes its failure that of the group.
     fn operate<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, ShmError>) -> Result<R, ShmError> {
         if let Some(error) = &self.failed {
@@ -242,7 +212,7 @@ impl ShmGroup {
         let relaxed = Ordering::Relaxed;
         line.key.store(entry.key.0, relaxed);
         line.weight.store(u64::from(entry.weight.to_bits()), relaxed);
-        line.shape.store(entry.shape, relaxed);
+        line.shape.store(entry.shape ^ self.tag, relaxed);
         line.input.store(entry.input as u64, relaxed);
         line.output.store(entry.output as u64, relaxed);
         for (word, bytes) in line.payload.iter().zip(entry.payload.chunks(8)) {
@@ -259,12 +229,17 @@ impl ShmGroup {
         let operation = peers.operation;
         let mut alike = entry.weight == 1.0;
         let mut other = None;
+        let (mut begun, mut last) = (None, None);
         for peer in peers.others() {
             let line = peers.members[peer].line(operation);
-            peers.wait(peer, &line.seq, operation, Stage::Begin)?;
+            if !reached(&line.seq, operation) {
+                begun.get_or_insert_with(Instant::now);
+                last = Some(peer);
+                peers.wait(peer, &line.seq, operation, Stage::Begin)?;
+            }
             let relaxed = Ordering::Relaxed;
             let (key, shape) = (line.key.load(relaxed), line.shape.load(relaxed));
-            if key != entry.key.0 || shape != entry.shape {
+            if key != entry.key.0 || shape != entry.shape ^ self.tag {
                 other = other.or(Some((peer, Key(key))));
             }
             let weight = f32::from_bits(line.weight.load(relaxed) as u32);
@@ -272,6 +247,7 @@ impl ShmGroup {
             self.weights[peer] = weight;
         }
         self.weights[peers.me] = entry.weight;
+        self.last = last.zip(begun).map(|(local_rank, at)| Late { local_rank, waited: at.elapsed() });
         if let Some((peer, key)) = other {
             return Err(self.mismatch(peer, entry.key, key));
         }
@@ -293,7 +269,7 @@ impl ShmGroup {
         };
         let (mut mine, mut theirs) = (text(mine), text(theirs));
         if mine == theirs {
-            mine.push_str(" with counts of its own");
+            mine.push_str(" with a name or counts of its own");
             theirs.push_str(" with others");
         }
         ShmError::Mismatch { me: self.peers.me, peer, operation: self.peers.operation, mine, theirs }
@@ -321,27 +297,4 @@ impl ShmGroup {
         // What is overwritten in place is in the caches already.
         if !in_place && bytes > most { Stores::Streaming } else { Stores::Cached }
     }
-}
-
-/// Checks what can be wrong with a reduction before anybody is told of it.
-fn check(how: Reduce, dtype: DataType, count: usize) -> Result<(), ShmError> {
-    let dtype_name = dtype.name();
-    if !how.weight.is_finite() || how.weight < 0.0 {
-        let problem = format!("{} is no finite number of at least 0", how.weight);
-        return Err(ShmError::Config { name: "weight", problem });
-    }
-    if dtype.is_integer() && how.operation == Operation::Mean {
-        return Err(ShmError::Unsupported { what: "a mean", dtype: dtype_name });
-    }
-    if dtype.is_integer() && how.weight != 0.0 && how.weight != 1.0 {
-        return Err(ShmError::Unsupported { what: "a weight other than 0 and 1", dtype: dtype_name });
-    }
-    check_count(count)
-}
-
-fn check_count(count: usize) -> Result<(), ShmError> {
-    if count as u64 > COUNT_MAX {
-        return Err(ShmError::Config { name: "count", problem: format!("{count} elements are too many") });
-    }
-    Ok(())
 }

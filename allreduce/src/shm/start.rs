@@ -41,6 +41,15 @@ impl ShmGroup {
     /// # Ok::<_, muster_allreduce::shm::ShmError>(())
     /// ```
     pub fn join(options: ShmOptions) -> Result<Self, ShmError> {
+        Self::join_unless(options, &|| false)
+    }
+
+    /// As [`ShmGroup::join`], until `is_cancelled` says that nobody wants the group any more; it is asked every few
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// Also [`ShmError::Cancelled`].
+    pub fn join_unless(options: ShmOptions, is_cancelled: &dyn Fn() -> bool) -> Result<Self, ShmError> {
         let (me, n) = (options.local_rank, options.local_ranks);
         let config = |name, problem| ShmError::Config { name, problem };
         if !(1..=RANKS_MAX).contains(&n) {
@@ -54,7 +63,7 @@ impl ShmGroup {
             return Err(config("one_shot_bytes", problem));
         }
         let (fd, memory) = Memory::create(me, options.arena_bytes)?;
-        let joined = if n > 1 { Meeting::new(&options, &fd).join()? } else { vec![None] };
+        let joined = if n > 1 { Meeting::new(&options, &fd, is_cancelled).join()? } else { vec![None] };
         let spins = cores(&joined) >= n;
         let own = Arc::new(memory);
         let (mut members, mut links) = (Vec::new(), Vec::new());
@@ -66,7 +75,7 @@ impl ShmGroup {
             members.push(Arc::new(joined.memory));
             links.push(Link { peer, socket: joined.socket, pid: joined.pid });
         }
-        let local = Local::new(own, n);
+        let local = Local::new(me, members.clone());
         let watch = if n > 1 { Some(Watch::start(me, local.clone(), links)?) } else { None };
         let peers = Peers { me, members, local, spins, deadline: options.progress_deadline, operation: 0 };
         Ok(Self {
@@ -76,6 +85,9 @@ impl ShmGroup {
             weights: vec![1.0; n],
             some: None,
             chunks: 0,
+            tag: 0,
+            divided: false,
+            last: None,
             payloads: vec![Default::default(); n],
             last_level_bytes: isa::Caches::last_level_bytes(),
             options,

@@ -9,9 +9,10 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use super::error::{Cause, ShmError, Stage};
+use super::failure::{Failure, Why};
 use super::memory::Memory;
 use super::protocol::{Word, post, reached};
-use super::watch::Local;
+use super::watch::{Local, ring};
 
 /// How long to spin: waking a sleeper takes about as long.
 const SPIN: Duration = Duration::from_micros(30);
@@ -116,7 +117,7 @@ impl Peers {
             if reached(word, value) {
                 break Ok(());
             }
-            if let Some(error) = self.trouble(peer, stage) {
+            if let Some(error) = self.trouble(peer, stage, self.operation) {
                 // What was posted before the trouble counts.
                 break if reached(word, value) { Ok(()) } else { Err(error) };
             }
@@ -151,30 +152,49 @@ impl Peers {
         [begun, finished.iter().sum(), p.beats.load(Ordering::Relaxed)]
     }
 
-    /// Why the peer won't come.
-    fn trouble(&self, peer: usize, stage: Stage) -> Option<ShmError> {
-        let (me, operation) = (self.me, self.operation);
-        if self.local.aborted.load(Ordering::Acquire) {
-            return Some(ShmError::Aborted { by: me, operation });
+    /// Why the peer won't come. Who failed in an operation after `last` may still end this one.
+    fn trouble(&self, peer: usize, stage: Stage, last: u64) -> Option<ShmError> {
+        if let Some(failure) = self.local.ended() {
+            return Some(self.error_of(self.me, failure, stage));
         }
-        let failure = |rank: usize| {
-            let word = self.members[rank].progress().failed.load(Ordering::Acquire);
-            Failure::decode(word).filter(|f| f.operation <= operation)
-        };
-        if let Some(failure) = failure(peer) {
-            return Some(match failure {
-                Failure { aborted: true, culprit, .. } => ShmError::Aborted { by: culprit, operation },
-                Failure { culprit, .. } if culprit == me => ShmError::Evicted { me, by: peer, operation },
-                Failure { culprit, .. } => self.lost(culprit, stage, Cause::ReportedBy(peer)),
-            });
+        if let Some(failure) = self.failure_of(peer, last) {
+            return Some(self.error_of(peer, failure, stage));
         }
         // Others that have given up matter only if they gave up on the one that this rank waits for: who waits
         // for somebody else may still end the operation.
-        if let Some(by) = self.others().find(|&rank| failure(rank).is_some_and(|f| f.culprit == peer)) {
+        let on_peer = |f: Failure| f.why == Why::Lost && f.culprit as usize == peer;
+        if let Some(by) = self.others().find(|&rank| self.failure_of(rank, last).is_some_and(on_peer)) {
             return Some(self.lost(peer, stage, Cause::ReportedBy(by)));
         }
         let gone = self.local.lost[peer].load(Ordering::Acquire);
         gone.then(|| self.lost(peer, stage, Cause::Gone))
+    }
+
+    /// Why a peer gave up, if that was not after operation `last`.
+    fn failure_of(&self, peer: usize, last: u64) -> Option<Failure> {
+        let word = self.members[peer].progress().failed.load(Ordering::Acquire);
+        Failure::decode(word).filter(|f| f.operation <= last)
+    }
+
+    /// The error of this rank that follows from the failure of another, or of its own from elsewhere.
+    fn error_of(&self, by: usize, failure: Failure, stage: Stage) -> ShmError {
+        let (me, operation, culprit) = (self.me, self.operation, failure.culprit as usize);
+        match failure.why {
+            Why::Aborted => ShmError::Aborted { by: culprit, operation },
+            Why::Outside(what) => ShmError::Outside { me, by, rank: failure.culprit, what, operation },
+            Why::Lost if culprit == me => ShmError::Evicted { me, by, operation },
+            Why::Lost => self.lost(culprit, stage, Cause::ReportedBy(by)),
+        }
+    }
+
+    /// Shows that this rank works, outside of an operation that others wait for, and finds out whether everybody
+    /// else does: the next operation needs them all.
+    pub(super) fn look(&self) -> Result<(), ShmError> {
+        self.beat()?;
+        match self.others().find_map(|peer| self.trouble(peer, Stage::Begin, u64::MAX)) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     fn lost(&self, peer: usize, stage: Stage, cause: Cause) -> ShmError {
@@ -191,53 +211,25 @@ impl Peers {
 
     /// Tells everybody that this rank has given up.
     pub(super) fn tell(&self, error: &ShmError) {
-        let failure = Failure {
-            aborted: matches!(error, ShmError::Aborted { .. }),
-            culprit: error.culprit().unwrap_or(self.me),
-            operation: self.operation,
+        let local = error.culprit().unwrap_or(self.me) as u32;
+        let (why, culprit) = match error {
+            ShmError::Aborted { .. } => (Why::Aborted, local),
+            ShmError::Outside { rank, what, .. } => (Why::Outside(*what), *rank),
+            _ => (Why::Lost, local),
         };
+        let failure = Failure { why, culprit, operation: self.operation };
         post(&self.own().progress().failed, failure.encode());
-        for peer in self.others() {
-            let word = &self.members[peer].bell().rung;
-            word.fetch_add(1, Ordering::SeqCst);
-            wake(word);
-        }
+        self.others().for_each(|peer| ring(&self.members[peer]));
     }
 
     /// Shows that this rank works, and finds out whether it should.
     pub(super) fn beat(&self) -> Result<(), ShmError> {
         let beats = &self.own().progress().beats;
         beats.store(beats.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        if self.local.aborted.load(Ordering::Relaxed) {
-            return Err(ShmError::Aborted { by: self.me, operation: self.operation });
+        match self.local.ended() {
+            Some(failure) => Err(self.error_of(self.me, failure, Stage::Begin)),
+            None => Ok(()),
         }
-        Ok(())
-    }
-}
-
-/// Why a rank gave up, in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Failure {
-    aborted: bool,
-    culprit: usize,
-    operation: u64,
-}
-
-impl Failure {
-    const THERE: u64 = 1 << 63;
-    const ABORTED: u64 = 1 << 62;
-
-    fn encode(self) -> u64 {
-        let aborted = if self.aborted { Self::ABORTED } else { 0 };
-        Self::THERE | aborted | (self.culprit as u64 & 0xff) << 48 | self.operation & 0xffff_ffff_ffff
-    }
-
-    fn decode(word: u64) -> Option<Self> {
-        (word & Self::THERE != 0).then_some(Self {
-            aborted: word & Self::ABORTED != 0,
-            culprit: (word >> 48 & 0xff) as usize,
-            operation: word & 0xffff_ffff_ffff,
-        })
     }
 }
 
@@ -252,18 +244,4 @@ fn sleep_at(word: &AtomicU32, value: u32, at_most: Duration) {
 pub(super) fn wake(word: &AtomicU32) {
     // Waking can't fail: the word is valid memory.
     let _ = futex::wake(word, futex::Flags::empty(), 1);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_survive_their_encoding() {
-        for aborted in [false, true] {
-            let failure = Failure { aborted, culprit: 63, operation: 0xffff_ffff_fffe };
-            assert_eq!(Failure::decode(failure.encode()), Some(failure));
-        }
-        assert_eq!(Failure::decode(0), None);
-    }
 }

@@ -2,37 +2,73 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
-use super::error::ShmError;
+use super::error::{Outside, ShmError};
+use super::failure::{Failure, Why};
 use super::memory::Memory;
 use super::wait::wake;
 
 /// What the thread, the operations and abort handles of one rank share.
 #[derive(Debug)]
 pub(super) struct Local {
-    pub(super) memory: Arc<Memory>,
+    pub(super) me: usize,
+    /// Everybody's memory, in rank order.
+    members: Vec<Arc<Memory>>,
     /// Which peers are gone.
     pub(super) lost: Box<[AtomicBool]>,
-    pub(super) aborted: AtomicBool,
+    /// Why this rank shall give up; see [`Failure`].
+    ended: AtomicU64,
 }
 
 impl Local {
-    pub(super) fn new(memory: Arc<Memory>, ranks: usize) -> Arc<Self> {
-        let lost = (0..ranks).map(|_| AtomicBool::new(false)).collect();
-        Arc::new(Self { memory, lost, aborted: AtomicBool::new(false) })
+    pub(super) fn new(me: usize, members: Vec<Arc<Memory>>) -> Arc<Self> {
+        let lost = members.iter().map(|_| AtomicBool::new(false)).collect();
+        Arc::new(Self { me, members, lost, ended: AtomicU64::new(0) })
     }
 
-    /// Makes the rank look around if it sleeps.
-    pub(super) fn ring(&self) {
-        let word = &self.memory.bell().rung;
-        word.fetch_add(1, Ordering::SeqCst);
-        wake(word);
+    /// Why this rank shall give up, if it shall.
+    pub(super) fn ended(&self) -> Option<Failure> {
+        Failure::decode(self.ended.load(Ordering::Acquire))
     }
+
+    /// Who gave up on this rank, which is `rank` of the world.
+    pub(super) fn accused_by(&self, rank: u32) -> Option<usize> {
+        let accuses = |memory: &Arc<Memory>| {
+            let word = memory.progress().failed.load(Ordering::Acquire);
+            Failure::decode(word).is_some_and(|f| match f.why {
+                Why::Lost => f.culprit as usize == self.me,
+                Why::Outside(Outside::Lost) => f.culprit == rank,
+                _ => false,
+            })
+        };
+        (0..self.members.len()).filter(|&by| by != self.me).find(|&by| accuses(&self.members[by]))
+    }
+
+    /// Makes this rank give up, and tells everybody; the first reason stays.
+    pub(super) fn end(&self, why: Why, culprit: u32) {
+        let own = &self.members[self.me];
+        let begun = own.begun();
+        let now = Failure { why, culprit, operation: begun };
+        let _ = self.ended.compare_exchange(0, now.encode(), Ordering::SeqCst, Ordering::Relaxed);
+        // The operation that was begun may be over, and then it has failed nobody. If it is not it fails now, and
+        // says so itself.
+        let next = Failure { operation: begun + 1, ..now };
+        let failed = &own.progress().failed;
+        let _ = failed.compare_exchange(0, next.encode(), Ordering::SeqCst, Ordering::Relaxed);
+        self.members.iter().for_each(|memory| ring(memory));
+    }
+}
+
+/// Makes a rank look around if it sleeps.
+pub(super) fn ring(memory: &Memory) {
+    let word = &memory.bell().rung;
+    word.fetch_add(1, Ordering::SeqCst);
+    wake(word);
 }
 
 /// A connection to a peer, and its process.
@@ -117,7 +153,7 @@ fn watch(local: &Local, links: Vec<Link>, stop: &OwnedFd) {
             !gone
         });
         if any {
-            local.ring();
+            ring(&local.members[local.me]);
         }
     }
 }

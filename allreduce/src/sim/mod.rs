@@ -7,6 +7,7 @@ mod fuzz;
 mod load;
 mod net;
 mod oracle;
+mod rails;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -67,6 +68,8 @@ struct Stream {
     alive: bool,
     /// Which end has heard that it is up.
     up: [bool; 2],
+    /// Which end has ever heard that.
+    met: [bool; 2],
     lanes: [Lane; 2],
 }
 
@@ -78,6 +81,7 @@ enum What {
     Arrive(usize, usize),
     Read(usize, usize),
     Written(usize, usize),
+    Room(usize, usize),
     Dial(usize, usize),
     Refuse(usize, usize),
     Break(usize, usize),
@@ -192,7 +196,7 @@ impl World {
             What::Post(r) | What::Tick(r) | What::Dial(r, _) | What::Refuse(r, _) => Some(r),
             What::Up(s, end) | What::Down(s, end) => Some(self.streams[s].ends[end]),
             What::Arrive(s, dir) | What::Read(s, dir) => Some(self.streams[s].ends[1 - dir]),
-            What::Written(s, dir) => Some(self.streams[s].ends[dir]),
+            What::Written(s, dir) | What::Room(s, dir) => Some(self.streams[s].ends[dir]),
             _ => None,
         };
         if let Some(r) = rank {
@@ -214,7 +218,7 @@ impl World {
             What::Up(s, end) => {
                 let stream = &mut self.streams[s];
                 if stream.alive {
-                    stream.up[end] = true;
+                    (stream.up[end], stream.met[end]) = (true, true);
                     let peer = Rank(stream.ends[1 - end] as u32);
                     let r = stream.ends[end];
                     self.nodes[r].engine.handle(Event::StreamUp { peer, address: None }, self.now);
@@ -234,6 +238,8 @@ impl World {
                     self.nodes[r].engine.sent(frame, self.now);
                 }
             }
+            // What comes after every event makes use of it.
+            What::Room(..) => {}
             What::Dial(r, peer) => self.dial(r, peer),
             What::Refuse(r, peer) => {
                 let event = Event::Refused { peer: Rank(peer as u32), cause: "refused".into() };

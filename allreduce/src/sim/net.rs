@@ -55,6 +55,9 @@ impl World {
             return self.at(delay, What::Arrive(s, dir));
         }
         let Some(packet) = stream.lanes[dir].flying.pop_front() else { return };
+        let delay = self.rng.us(20);
+        self.at(delay, What::Room(s, dir));
+        let stream = &self.streams[s];
         let (r, peer) = (stream.ends[1 - dir], Rank(stream.ends[dir] as u32));
         let header = Header::decode(&packet.header).unwrap();
         let engine = &mut self.nodes[r].engine;
@@ -91,7 +94,13 @@ impl World {
         }
         for _ in 0..self.per_peer {
             let lanes = [Lane::default(), Lane::default()];
-            self.streams.push(Stream { ends: [r, peer], alive: true, up: [false; 2], lanes });
+            self.streams.push(Stream {
+                ends: [r, peer],
+                alive: true,
+                up: [false; 2],
+                met: [false; 2],
+                lanes,
+            });
             for end in 0..2 {
                 let delay = self.rng.us(self.delay_us);
                 self.at(delay, What::Up(self.streams.len() - 1, end));

@@ -11,6 +11,7 @@ use std::time::Duration;
 use muster_proto::Rank;
 use rustix::event::epoll;
 
+use super::clock::Clock;
 use super::conn::Conn;
 use super::dial::Dialler;
 use super::handshake::{Identity, Security};
@@ -39,9 +40,13 @@ const WAKE: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST: u64 = 2;
 
+/// Whoever wants to hear of a failure.
+type Hearer = Box<dyn FnOnce(&Error) + Send>;
+
 pub(crate) struct Core {
     pub engine: Engine,
     pub now: Duration,
+    clock: Arc<Clock>,
     pub(super) identity: Identity,
     pub(super) options: TcpOptions,
     pub(super) listener: Option<TcpListener>,
@@ -52,6 +57,8 @@ pub(crate) struct Core {
     pub(super) was_up: Vec<bool>,
     slots: HashMap<OpKey, Arc<Slot>>,
     closing: Option<Duration>,
+    /// Hears of the failure, once.
+    on_failure: Option<Hearer>,
     /// A stream has room and frames, but gave others a turn.
     pub has_more: bool,
     pub(super) sockets: Registry,
@@ -72,11 +79,11 @@ impl Registry {
 }
 
 impl Core {
-    pub fn new(
+    pub(super) fn new(
         engine: Engine,
         listener: Option<TcpListener>,
         options: TcpOptions,
-        sockets: &OwnedFd,
+        (sockets, clock): (&OwnedFd, Arc<Clock>),
     ) -> io::Result<Self> {
         if let Some(listener) = &listener {
             epoll::add(sockets, listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
@@ -85,6 +92,7 @@ impl Core {
         Ok(Self {
             identity: Identity::new(engine.membership(), engine.me(), &options.security),
             now: Duration::ZERO,
+            clock,
             options,
             listener,
             conns: Vec::new(),
@@ -93,6 +101,7 @@ impl Core {
             was_up: vec![false; n],
             slots: HashMap::new(),
             closing: None,
+            on_failure: None,
             has_more: false,
             sockets: Registry(sockets.try_clone()?),
             engine,
@@ -105,8 +114,18 @@ impl Core {
                 self.slots.insert(key, slot);
                 self.act();
             }
-            Err(refused) => slot.put(Err(refused)),
+            Err(refused) => {
+                slot.put(Err(refused));
+                // Peers may have to hear of the failure.
+                self.act();
+            }
         }
+    }
+
+    /// Connects to peers that operations will need.
+    pub fn want(&mut self, peers: &[Rank]) {
+        peers.iter().for_each(|&peer| self.engine.want(peer, self.now));
+        self.act();
     }
 
     /// Starts to leave: what was promised to peers is kept for a while.
@@ -142,14 +161,13 @@ impl Core {
         conns.chain(dials).chain(self.engine.poll_timeout()).chain(self.closing).min()
     }
 
+    /// Looks at the clock.
+    pub fn advance(&mut self) {
+        self.now = self.clock.next(self.now, self.deadline());
+    }
+
     /// One round: waits for events up to `timeout`, and does everything that follows. Returns whether anything did.
-    pub fn poll(
-        &mut self,
-        sockets: &OwnedFd,
-        wake: &OwnedFd,
-        timeout: Duration,
-        clock: impl Fn() -> Duration,
-    ) -> bool {
+    pub fn poll(&mut self, sockets: &OwnedFd, wake: &OwnedFd, timeout: Duration) -> bool {
         let mut room = [const { MaybeUninit::uninit() }; 64];
         let timeout = options::timespec(if self.has_more { Duration::ZERO } else { timeout });
         // An interrupted wait is a round without events.
@@ -157,7 +175,7 @@ impl Core {
             Ok((events, _)) => events,
             Err(_) => &[],
         };
-        self.now = clock();
+        self.advance();
         let any = !events.is_empty();
         for event in events {
             match event.data.u64() {
@@ -216,6 +234,9 @@ impl Core {
                 Action::Failed(error) => {
                     let rank = self.engine.me().0;
                     tracing::error!(rank, hint = error.hint(), "communication failed: {error}");
+                    if let Some(hear) = self.on_failure.take() {
+                        hear(&error);
+                    }
                     for line in self.engine.waiting().iter().take(LOGGED_OPERATIONS) {
                         tracing::error!(rank, "{line}");
                     }
@@ -269,6 +290,14 @@ impl Core {
             Some(Some(Conn::Opening { .. })) => self.opened(index),
             Some(Some(Conn::Shaking(_))) => self.shake(index),
             _ => {}
+        }
+    }
+
+    /// Tells of the failure when it happens, or now if it has.
+    pub fn on_failure(&mut self, hear: Hearer) {
+        match self.engine.failure() {
+            Some(error) => hear(error),
+            None => self.on_failure = Some(hear),
         }
     }
 

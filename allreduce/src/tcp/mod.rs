@@ -4,6 +4,7 @@
 //! and drives the sockets itself, so that a small operation costs no thread switch; while it does, the thread is not
 //! woken. Whoever holds the lock drives.
 
+mod clock;
 mod conn;
 mod connect;
 mod core;
@@ -25,6 +26,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 pub use self::core::TcpOptions;
 pub use handshake::{Key, Security};
 
+use self::clock::Clock;
 use self::core::Core;
 use crate::engine::{Ended, Engine, Post};
 use crate::error::{Error, Result};
@@ -111,10 +113,18 @@ impl Slot {
         outcome
     }
 
-    fn wait(&self) {
+    fn wait(&self, until: Option<Instant>) {
         let mut state = lock(&self.state);
         while state.outcome.is_none() {
-            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let Some(until) = until else {
+                state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            state = self.ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -136,7 +146,7 @@ pub(crate) struct Shared {
     last_drive: AtomicU64,
     /// When the thread will look by itself, in microseconds since the start.
     sleeps_until: AtomicU64,
-    start: Instant,
+    clock: Arc<Clock>,
     /// How long to look for events before sleeping.
     spin: Duration,
 }
@@ -173,8 +183,9 @@ impl Shared {
         // Spinning ranks that share a core only keep each other from working.
         let spin = if local <= cpus { options.spin } else { Duration::ZERO };
         let name = format!("muster-comm-{}", engine.me().0);
-        let core =
-            Core::new(engine, listener.map(|l| l.0), options, &sockets).map_err(|e| failed("register", e))?;
+        let clock = Arc::new(Clock::new(options.timeouts.lease() / 8));
+        let core = Core::new(engine, listener.map(|l| l.0), options, (&sockets, Arc::clone(&clock)))
+            .map_err(|e| failed("register", e))?;
         let shared = Arc::new(Self {
             core: Mutex::new(core),
             inbox: Mutex::new(VecDeque::new()),
@@ -184,7 +195,7 @@ impl Shared {
             is_gate_open: AtomicBool::new(true),
             last_drive: AtomicU64::new(0),
             sleeps_until: AtomicU64::new(u64::MAX),
-            start: Instant::now(),
+            clock,
             spin,
         });
         let of_thread = Arc::clone(&shared);
@@ -193,7 +204,7 @@ impl Shared {
     }
 
     fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.clock.now()
     }
 
     /// Has the driver do something, soon.
@@ -227,7 +238,6 @@ impl Shared {
     pub fn post(&self, post: Post, slot: Arc<Slot>, is_small: bool) {
         if is_small && let Ok(mut core) = self.core.try_lock() {
             self.take_commands(&mut core);
-            core.now = self.now();
             core.post(post, slot);
             core.flush();
             let deadline = if core.has_more { Some(Duration::ZERO) } else { core.deadline() };
@@ -246,14 +256,14 @@ impl Shared {
         }
     }
 
-    /// Returns when the slot has its outcome; drives the sockets if nobody else does.
-    pub fn wait(&self, slot: &Slot) {
-        while !slot.is_ended() {
+    /// Returns when the slot has its outcome, or at `until`; drives the sockets if nobody else does.
+    pub fn wait(&self, slot: &Slot, until: Option<Instant>) {
+        while !slot.is_ended() && until.is_none_or(|until| Instant::now() < until) {
             let Ok(mut core) = self.core.try_lock() else {
-                return slot.wait();
+                return slot.wait(until);
             };
             self.set_gate(false);
-            self.drive(&mut core, |_| slot.is_ended());
+            self.drive(&mut core, until, || slot.is_ended());
             // The gate stays closed: a caller that waits once will wait again, and what peers send in between
             // would only wake the thread to take its core. The thread looks by itself whether that was wrong.
             let now = self.now();
@@ -277,7 +287,7 @@ impl Shared {
     fn take_commands(&self, core: &mut Core) -> bool {
         let commands = std::mem::take(&mut *lock(&self.inbox));
         let any = !commands.is_empty();
-        core.now = self.now();
+        core.advance();
         for command in commands {
             command(core);
         }
@@ -288,19 +298,24 @@ impl Shared {
     fn turn(&self, core: &mut Core, timeout: Duration) -> bool {
         let commands = self.take_commands(core);
         let timeout = if commands { Duration::ZERO } else { timeout };
-        let events = core.poll(&self.sockets, &self.wake, timeout, || self.start.elapsed());
+        let events = core.poll(&self.sockets, &self.wake, timeout);
         commands | events
     }
 
-    fn drive(&self, core: &mut Core, is_over: impl Fn(&Core) -> bool) {
+    fn drive(&self, core: &mut Core, until: Option<Instant>, is_over: impl Fn() -> bool) {
         let mut idle_since = None;
-        while !is_over(core) {
+        while !is_over() {
             let now = self.now();
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return;
+            }
             let spins = idle_since.is_none_or(|since| now - since < self.spin);
             let timeout = if spins {
                 Duration::ZERO
             } else {
-                core.deadline().map_or(Duration::from_secs(3600), |d| d.saturating_sub(now))
+                let next = core.deadline().map(|d| d.saturating_sub(now));
+                next.into_iter().chain(left).min().unwrap_or(Duration::from_secs(3600))
             };
             if self.turn(core, timeout) {
                 idle_since = None;

@@ -62,6 +62,10 @@ pub enum Path {
     Tcp,
     /// TCP, in place.
     TcpInPlace,
+    /// What a training loop calls: a sum in place through `World`, posted and awaited.
+    World,
+    /// A gather of so many bytes per rank through `World`, as once per step.
+    WorldGather,
     /// Plain sockets between two ranks of this machine, both ways at once: what the loopback can do.
     Loopback,
     /// A copy of the buffer on every rank at once: what memory can do.
@@ -76,6 +80,8 @@ impl fmt::Display for Path {
             Self::Foreign => "foreign",
             Self::Tcp => "tcp",
             Self::TcpInPlace => "tcp-in-place",
+            Self::World => "world",
+            Self::WorldGather => "world-gather",
             Self::Loopback => "loopback",
             Self::Memcpy => "memcpy",
         })

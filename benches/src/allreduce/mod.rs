@@ -8,6 +8,7 @@ mod case;
 mod network;
 mod report;
 mod worker;
+mod world;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -36,6 +37,9 @@ pub struct Options {
     /// Element type: f32 or bf16
     #[arg(long, default_value = "f32")]
     dtype: String,
+    /// Ranks to a node, for the paths of `World`: nodes are joined by TCP. Without, one node has all
+    #[arg(long)]
+    per_node: Option<usize>,
     /// Let every rank write its input before each operation, as a backward pass does; without, lines stay in
     /// the caches of the cores that read them
     #[arg(long)]
@@ -98,6 +102,7 @@ impl Rank {
             .args(["--sizes", &join(options.sizes.iter().map(ToString::to_string).collect())])
             .args(["--paths", &join(options.paths.iter().map(ToString::to_string).collect())])
             .args(options.fresh.then_some("--fresh"))
+            .args(options.per_node.map(|n| format!("--per-node={n}")))
             .stdout(Stdio::piped())
             .spawn()
             .context("could not start a rank")?;

@@ -12,13 +12,14 @@ use muster_allreduce::{Communicator, Listener, OpOptions, Operation};
 use muster_kernels::reduce::Number;
 
 use super::report::{self, Line};
-use super::{Case, Options, Path, network};
+use super::{Case, Options, Path, network, world};
 
 /// Measures every case and writes a line for each.
 pub fn run(options: &Options, run: &str) -> Result<()> {
     let me = options.rank.unwrap_or(0);
     // A communicator has a thread of its own, which the system places better.
-    if !options.paths.iter().any(|p| matches!(p, Path::Tcp | Path::TcpInPlace)) {
+    let threads = [Path::Tcp, Path::TcpInPlace, Path::World, Path::WorldGather];
+    if !options.paths.iter().any(|p| threads.contains(p)) {
         pin(options, me);
     }
     let half = largest(options).next_multiple_of(4096);
@@ -27,10 +28,14 @@ pub fn run(options: &Options, run: &str) -> Result<()> {
     let wants = |paths: &[Path]| options.paths.iter().any(|p| paths.contains(p));
     let tcp = wants(&[Path::Tcp, Path::TcpInPlace]);
     let tcp = tcp.then(|| network::local(&mut group, run, &options.key)).transpose()?;
+    let world = wants(&[Path::World, Path::WorldGather]);
+    ensure!(!world || options.dtype == "f32", "the paths of World are for f32");
+    let world = world.then(|| world::Bench::join(&mut group, run, options)).transpose()?;
     let plain = wants(&[Path::Loopback]).then(|| network::plain(&mut group)).transpose()?;
     match options.dtype.as_str() {
         "f32" => {
-            Bench::<f32>::new(options, (me, options.ranks), group, tcp, plain, |x| x as f32).run(options)
+            let bench = Bench::<f32>::new(options, (me, options.ranks), group, tcp, plain, |x| x as f32);
+            Bench { world, ..bench }.run(options)
         }
         "bf16" => {
             let number = |x| bf16::from_f32(x as f32);
@@ -104,6 +109,7 @@ struct Bench<T> {
     group: ShmGroup,
     tcp: Option<Communicator>,
     plain: Option<TcpStream>,
+    world: Option<world::Bench>,
     scratch: Vec<u8>,
     input: Vec<T>,
     output: Vec<T>,
@@ -128,7 +134,7 @@ impl<T: Number> Bench<T> {
         let input = (0..count).map(|i| number(place.0 + i % 5)).collect();
         let half = group.arena_bytes() / 2;
         let (output, scratch, fresh) = (vec![number(0); count], Vec::new(), options.fresh);
-        Self { place, group, tcp, plain, scratch, input, output, half, fresh, number }
+        Self { place, group, tcp, plain, world: None, scratch, input, output, half, fresh, number }
     }
 
     #[allow(clippy::print_stdout, reason = "the parent reads it")]
@@ -165,7 +171,7 @@ impl<T: Number> Bench<T> {
 
     fn case(&mut self, path: Path, case: Case) -> Result<Line> {
         let count = case.bytes / size_of::<T>();
-        if matches!(path, Path::Arena | Path::ArenaInPlace) {
+        if matches!(path, Path::Arena | Path::ArenaInPlace | Path::World) {
             self.write(path, count)?;
         }
         self.output.fill((self.number)(0));
@@ -217,6 +223,8 @@ impl<T: Number> Bench<T> {
             Path::ArenaInPlace => self.group.all_reduce_arena::<T>(sum, 0, 0, count)?,
             Path::Foreign => self.group.all_reduce(sum, &self.input[..count], &mut self.output[..count])?,
             Path::Tcp | Path::TcpInPlace => self.over_tcp(path, count)?,
+            Path::World => self.world()?.sum(count * size_of::<T>())?,
+            Path::WorldGather => self.world()?.gather(count * size_of::<T>())?,
             Path::Loopback => {
                 let stream = self.plain.as_mut().context("the path loopback has a connection")?;
                 network::exchange(stream, &mut self.scratch, count * size_of::<T>())?;
@@ -226,6 +234,10 @@ impl<T: Number> Bench<T> {
             }
         }
         Ok(())
+    }
+
+    fn world(&mut self) -> Result<&mut world::Bench> {
+        self.world.as_mut().context("the paths of World have one")
     }
 
     /// Lends the first part of the buffers to the communicator.
@@ -250,6 +262,11 @@ impl<T: Number> Bench<T> {
             Path::Arena | Path::ArenaInPlace => {
                 self.group.arena_mut(0, count)?.copy_from_slice(&self.input[..count]);
             }
+            Path::World => {
+                let Self { world, input, .. } = self;
+                let world = world.as_mut().context("the path world has one")?;
+                world.write(bytemuck::cast_slice(&input[..count]))?;
+            }
             _ => self.input[..count].iter_mut().for_each(|x| *x = black_box(*x)),
         }
         Ok(())
@@ -261,7 +278,11 @@ impl<T: Number> Bench<T> {
             Path::Arena => self.group.arena::<T>(self.half, count)?,
             Path::ArenaInPlace => self.group.arena::<T>(0, count)?,
             Path::Foreign | Path::Tcp => &self.output[..count],
-            Path::TcpInPlace | Path::Loopback | Path::Memcpy => return Ok(()),
+            Path::World => {
+                let world = self.world.as_ref().context("the path world has one")?;
+                bytemuck::cast_slice(world.values(count * size_of::<T>())?)
+            }
+            Path::TcpInPlace | Path::WorldGather | Path::Loopback | Path::Memcpy => return Ok(()),
         };
         let want = |i: usize| number(ranks * (ranks - 1) / 2 + ranks * (i % 5));
         let wrong = (0..count).find(|&i| got[i] != want(i));

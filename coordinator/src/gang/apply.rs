@@ -68,7 +68,7 @@ impl Gang {
             Said::Ready(ready) => self.ready(now, id, ready),
             Said::Running(running) => self.running(now, id, &running),
             Said::Paused(paused) => {
-                self.leaves_generation(now, id, paused.generation, paused.step, paused.addresses)
+                self.leaves_generation(now, id, paused.generation, Some(paused.step), paused.addresses)
             }
             Said::Broken(broken) => self.broken(now, id, broken),
             Said::Progress(progress) => self.progress(id, &progress),
@@ -127,7 +127,7 @@ impl Gang {
         now: Moment,
         id: &str,
         generation: u64,
-        step: u64,
+        step: Option<u64>,
         addresses: Vec<String>,
     ) {
         if self.live.as_ref().is_none_or(|live| live.generation != generation) {
@@ -138,7 +138,8 @@ impl Gang {
         let State::Active { addresses: old, threads, .. } = &member.state else { return };
         let addresses = if addresses.is_empty() { old.clone() } else { addresses };
         // A newcomer whose first generation broke before it received anything has nothing.
-        let step = member.has_weights.then_some(step);
+        let step = step.filter(|_| member.has_weights);
+        member.has_weights = step.is_some();
         member.state = State::Waiting { step, addresses, threads: *threads };
         member.told = None;
         self.changed_at = now;

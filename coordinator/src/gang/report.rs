@@ -90,7 +90,7 @@ impl Gang {
         member.state = State::Starting;
         match rank.last.clone().and_then(|last| last.event) {
             Some(Said::Ready(ready)) => self.said(now, &rank.member_id, Said::Ready(ready)),
-            Some(Said::Paused(p)) => waits(member, p.step, p.addresses, rank.threads),
+            Some(Said::Paused(p)) => waits(member, Some(p.step), p.addresses, rank.threads),
             Some(Said::Broken(b)) => waits(member, b.step, b.addresses, rank.threads),
             _ => {}
         }
@@ -98,6 +98,6 @@ impl Gang {
     }
 }
 
-fn waits(member: &mut Member, step: u64, addresses: Vec<String>, threads: u32) {
-    member.state = State::Waiting { step: Some(step), addresses, threads };
+fn waits(member: &mut Member, step: Option<u64>, addresses: Vec<String>, threads: u32) {
+    member.state = State::Waiting { step, addresses, threads };
 }

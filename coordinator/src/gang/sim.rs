@@ -388,7 +388,10 @@ impl Sim {
                 let step = self.ranks[&id].step.unwrap_or(0);
                 let (error, addresses) = ("lost a peer".to_owned(), vec![format!("{id}:1")]);
                 let culprits = culprits.clone();
-                self.say(&id, Said::Broken(v1::Broken { generation, step, addresses, error, culprits }));
+                self.say(
+                    &id,
+                    Said::Broken(v1::Broken { generation, step: Some(step), addresses, error, culprits }),
+                );
             }
         }
     }

@@ -70,7 +70,7 @@ impl Bench {
     fn broken(&mut self, at: u64, rank: u32, culprits: &[u32]) -> Vec<Action> {
         let (generation, error, culprits) = (self.generation(), "peer lost".into(), culprits.to_vec());
         let addresses = vec!["127.0.0.1:1".into()];
-        self.say(at, rank, Said::Broken(v1::Broken { generation, step: 5, addresses, error, culprits }))
+        self.say(at, rank, Said::Broken(v1::Broken { generation, step: Some(5), addresses, error, culprits }))
     }
 
     fn paused(&mut self, at: u64, rank: u32) -> Vec<Action> {
@@ -321,7 +321,7 @@ fn a_new_coordinator_takes_over_what_trains_and_generations_go_on_growing() {
     let running = |rank| Said::Running(v1::Running { generation: 7, step: 3, rank, formed_us: 1 });
     let broken = Said::Broken(v1::Broken {
         generation: 7,
-        step: 9,
+        step: Some(9),
         addresses: vec!["1.1.1.1:1".into()],
         ..Default::default()
     });

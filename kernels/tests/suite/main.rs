@@ -20,3 +20,4 @@ mod norm;
 mod optim;
 mod pool;
 mod reduce;
+mod table;

@@ -188,7 +188,7 @@ pub struct CheckpointSpec {
 }
 
 /// `[ranks]`: how many ranks train under a coordinator, and where.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RanksSpec {
     /// Ranks of each node; default numa.
     pub per_node: PerNode,
@@ -198,7 +198,19 @@ pub struct RanksSpec {
     pub min: Option<u32>,
     /// Most ranks; default: those of the start. Nodes that come later are taken in up to this number.
     pub max: Option<u32>,
+    /// Seconds that a rank may keep the others waiting before they give it up; default 60.
+    pub patience_s: u32,
 }
+
+impl Default for RanksSpec {
+    fn default() -> Self {
+        Self { per_node: PerNode::default(), nodes: None, min: None, max: None, patience_s: PATIENCE_S }
+    }
+}
+
+/// Seconds that a rank may keep the others waiting, where the run file does not say. A checkpoint of a large model on a
+/// slow disk takes that long.
+const PATIENCE_S: u32 = 60;
 
 impl EvalSpec {
     /// The metric of the best model: the chosen one, or the default of the task.

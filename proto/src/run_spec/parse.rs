@@ -288,6 +288,7 @@ fn read_ranks(r: &mut Reader<'_>) -> RanksSpec {
         nodes: number(r, "ranks.nodes", limits::MAX_NODES as u64),
         min: number(r, "ranks.min", most),
         max: number(r, "ranks.max", most),
+        patience_s: number(r, "ranks.patience_s", limits::MAX_PATIENCE_S).unwrap_or(PATIENCE_S),
     }
 }
 

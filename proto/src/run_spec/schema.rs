@@ -81,6 +81,7 @@ pub const KEYS: &[Key] = &[
     key("ranks.nodes", "whole number >= 1", "all that are free at the start"),
     key("ranks.min", "whole number >= 1", "1"),
     key("ranks.max", "whole number >= 1", "those of the start"),
+    key("ranks.patience_s", "whole number >= 1 (seconds)", "60"),
 ];
 
 /// The entry of the table for a dotted name.

@@ -381,7 +381,8 @@ fn complete() -> RunSpec {
     spec.eval.metric = Some("m".into());
     spec.eval.early_stopping_patience = Some(1);
     spec.checkpoint.every_steps = Some(1);
-    spec.ranks = RanksSpec { per_node: PerNode::Numa, nodes: Some(1), min: Some(1), max: Some(1) };
+    spec.ranks =
+        RanksSpec { per_node: PerNode::Numa, nodes: Some(1), min: Some(1), max: Some(1), patience_s: 9 };
     spec
 }
 
@@ -416,7 +417,10 @@ fn ranks_are_numa_nodes_packages_or_a_number() {
     assert_eq!(parse(MINIMAL).unwrap().ranks, RanksSpec::default());
     assert_eq!(ranks("per_node = \"package\"").unwrap().per_node, PerNode::Package);
     let all = ranks("per_node = 4\nnodes = 2\nmin = 3\nmax = 8").unwrap();
-    assert_eq!(all, RanksSpec { per_node: PerNode::Ranks(4), nodes: Some(2), min: Some(3), max: Some(8) });
+    assert_eq!(
+        all,
+        RanksSpec { per_node: PerNode::Ranks(4), nodes: Some(2), min: Some(3), max: Some(8), patience_s: 60 }
+    );
     let error = ranks("per_node = \"socket\"\nmin = 9\nmax = 8").unwrap_err().to_string();
     assert!(error.contains("must be \"numa\", \"package\" or a number of ranks, not \"socket\""), "{error}");
     assert!(error.contains("`ranks.min` is 9, more than `ranks.max`, which is 8"), "{error}");

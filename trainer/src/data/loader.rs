@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::batch::MicroBatch;
+use crate::peers::Share;
 
 use super::cache::TokenStore;
 use super::error::DataError;
@@ -26,7 +27,7 @@ pub struct StepBatches {
     pub epoch: u64,
     /// Rows of the global batch: the divisor of the loss.
     pub row_count: u64,
-    /// Longest rows first.
+    /// This rank's part of it, longest rows first.
     pub micro_batches: Vec<MicroBatch>,
 }
 
@@ -64,6 +65,8 @@ pub struct LoadPlan {
     pub sampler: Sampler,
     /// Which rows of the store.
     pub rows: RowSet,
+    /// Which of each global batch.
+    pub share: Share,
     /// Size of a micro-batch.
     pub budget: Budget,
     /// First step and the one after the last.
@@ -162,9 +165,11 @@ fn produce(store: &TokenStore, plan: &LoadPlan, out: &Sender<StepBatches>) {
         };
         let rows: Vec<u64> = current.rows_of_step(step).map(|row| plan.rows.get(row)).collect();
         order = Some(current);
-        let groups = pack(&rows, |row| store.row_tokens(row as usize), plan.budget);
+        let row_count = rows.len() as u64;
+        let length = |row: u64| store.row_tokens(row as usize);
+        let groups = pack(&plan.share.of(rows, length), length, plan.budget);
         let micro_batches = groups.iter().map(|group| collate(store, group)).collect();
-        let batches = StepBatches { step, epoch, row_count: rows.len() as u64, micro_batches };
+        let batches = StepBatches { step, epoch, row_count, micro_batches };
         if out.send(batches).is_err() {
             return;
         }

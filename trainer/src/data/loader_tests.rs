@@ -8,10 +8,18 @@ use super::loader::{LoadPlan, Loader, RowSet, StepBatches};
 use super::pack::Budget;
 use super::sampler::Sampler;
 use super::testing::store_of_lengths;
+use crate::peers::Share;
 
 fn plan(rows: u64, batch: u64, steps: std::ops::Range<u64>) -> LoadPlan {
     let sampler = Sampler::new(5, rows, batch);
-    LoadPlan { sampler, rows: RowSet::All, budget: Budget::tokens(64), steps, ahead: 2 }
+    LoadPlan {
+        sampler,
+        rows: RowSet::All,
+        share: Share::whole(),
+        budget: Budget::tokens(64),
+        steps,
+        ahead: 2,
+    }
 }
 
 /// Fails the test if `work` takes longer than a minute; a hang must not stop the suite.

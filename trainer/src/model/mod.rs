@@ -74,6 +74,11 @@ struct Head {
 }
 
 impl Model {
+    /// The table of word embeddings: the first parameter.
+    pub fn words(&self) -> &Table {
+        &self.embeddings.word
+    }
+
     /// Lays out the parameters of `config` with a head of `outputs` columns.
     pub fn new(config: Config, outputs: usize) -> Self {
         build::build(config, outputs)

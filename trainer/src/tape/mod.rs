@@ -21,6 +21,8 @@ use muster_kernels::linear::Cx;
 use muster_kernels::pool::Pool;
 use muster_proto::run_spec::Recompute;
 
+use crate::gradients::Gradients;
+
 pub use buffer::Rows;
 use buffer::{Buf, Recycler};
 pub use keys::{DropoutKeys, KeyKind};
@@ -100,11 +102,16 @@ pub struct Tape<'a, E: Element> {
     ops: Vec<Recorded<'a, E>>,
     node_count: usize,
     site_count: u64,
+    /// The element behind the last parameter that was read.
+    params_end: usize,
 }
 
 struct Recorded<'a, E: Element> {
     op: Op<'a, E>,
     out: usize,
+    /// The element behind the last parameter that operations before this one read: once this one's backward is done,
+    /// no gradient from there on changes any more.
+    final_from: usize,
 }
 
 #[allow(clippy::large_enum_variant, reason = "nearly all are fused ones, which a box would allocate each")]
@@ -155,6 +162,7 @@ impl<'a, E: Element> Tape<'a, E> {
             ops: Vec::new(),
             node_count: 0,
             site_count: 0,
+            params_end: 0,
         }
     }
 
@@ -164,12 +172,12 @@ impl<'a, E: Element> Tape<'a, E> {
         if !self.recording || self.recompute == Recompute::Never {
             return body(self);
         }
-        let site_count = self.site_count;
+        let (site_count, final_from) = (self.site_count, self.params_end);
         self.recording = false;
         let out = body(self);
         self.recording = true;
         let segment = Segment { body: Box::new(body), site_count };
-        self.ops.push(Recorded { op: Op::Segment(segment), out: out.node });
+        self.ops.push(Recorded { op: Op::Segment(segment), out: out.node, final_from });
         out
     }
 
@@ -187,25 +195,37 @@ impl<'a, E: Element> Tape<'a, E> {
 
     /// Keeps what `op` saved for the backward of `out`; at inference it is dropped at once.
     fn record(&mut self, out: usize, op: ops::Op<E>) {
+        let final_from = self.params_end;
+        self.params_end = final_from.max(op.params_end());
         if self.recording {
-            self.ops.push(Recorded { op: Op::Fused(op), out });
+            self.ops.push(Recorded { op: Op::Fused(op), out, final_from });
         }
     }
 
     /// Adds the gradients of every parameter to `grads`, given `d loss / d logits`.
     ///
-    /// `grads` is an arena with the layout of the parameters.
-    pub fn backward(mut self, logits: Logits<E>, dlogits: &[f32], grads: &mut [f32]) {
-        assert_eq!(grads.len(), self.env.params.len(), "gradients must have the layout of the parameters");
+    /// `finished` is told again and again from which element of the arena on gradients are final; it may take those
+    /// away.
+    pub fn backward(
+        mut self,
+        logits: Logits<E>,
+        dlogits: &[f32],
+        grads: &mut Gradients,
+        finished: &mut dyn FnMut(&mut Gradients, usize),
+    ) {
         let mut ops = std::mem::take(&mut self.ops);
         let values = (0..self.node_count).map(|_| None).collect();
         let mut back = Backward { env: self.env, grads, values };
         logits.backward(dlogits, &mut back);
-        while let Some(Recorded { op, out }) = ops.pop() {
+        finished(back.grads, self.params_end);
+        while let Some(Recorded { op, out, final_from }) = ops.pop() {
             // Without a gradient nothing of this operation reached the loss.
             let Some(dy) = back.values[out].take() else { continue };
             match op {
-                Op::Fused(op) => op.backward(dy, &mut back),
+                Op::Fused(op) => {
+                    op.backward(dy, &mut back);
+                    finished(back.grads, final_from);
+                }
                 Op::Segment(segment) => {
                     let mut again = Tape {
                         env: back.env,
@@ -215,6 +235,7 @@ impl<'a, E: Element> Tape<'a, E> {
                         ops: Vec::new(),
                         node_count: back.values.len(),
                         site_count: segment.site_count,
+                        params_end: final_from,
                     };
                     let y = (segment.body)(&mut again);
                     back.values.resize_with(again.node_count, || None);
@@ -230,8 +251,8 @@ impl<'a, E: Element> Tape<'a, E> {
 /// State of a backward pass.
 struct Backward<'a, 'g, E: Element> {
     env: Env<'a, E>,
-    /// Gradients of the parameters, arena order.
-    grads: &'g mut [f32],
+    /// Gradients of the parameters.
+    grads: &'g mut Gradients,
     /// Gradients of the values whose backward has not run yet.
     values: Vec<Option<Buf<E>>>,
 }

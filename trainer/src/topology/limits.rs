@@ -42,6 +42,13 @@ pub struct MemoryFacts {
 }
 
 impl MemoryFacts {
+    /// Leaves an even part of what can be used to each of so many processes.
+    pub fn share(&mut self, processes: u32) {
+        let n = u64::from(processes.max(1));
+        self.available /= n;
+        self.group_free = self.group_free.map(|free| free / n);
+    }
+
     /// Bytes that this process can take now.
     pub fn usable(&self) -> u64 {
         self.group_free.map_or(self.available, |free| free.min(self.available))

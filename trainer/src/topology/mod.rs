@@ -4,9 +4,10 @@
 //! `/proc` and `/sys` trees. The number of CPUs of the host is never used: what counts is
 //! affinity ∩ cpuset, floor(quota), physical cores first.
 //!
-//! Nothing here binds threads or memory: [`pinning()`] only says where threads should run.
+//! [`pinning()`] says where threads should run; [`bind_process`] binds a rank to its CPUs before it allocates.
 
 pub use alloc::keep_freed_memory;
+pub use bind::bind_process;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
 pub use limits::{MemoryFacts, Quota, Throttling, memory_kills};
@@ -15,6 +16,7 @@ pub use pinning::{Pinning, pinning};
 pub use ranks::{RankCpus, Split, SplitError, split_cpus};
 
 mod alloc;
+mod bind;
 mod budget;
 mod cgroup;
 mod cpulist;

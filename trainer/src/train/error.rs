@@ -98,16 +98,37 @@ pub enum TrainError {
     /// The run does not fit this machine.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Another rank's loss is NaN or infinite; that rank says which rows.
+    #[error("a loss of another rank in step {step} is not finite")]
+    NonFiniteElsewhere {
+        /// Number of the step, from 1.
+        step: u64,
+    },
+    /// The generation is over: a rank is gone or ranks disagree. Weights and moments are those of the last step.
+    #[error("the ranks can't go on together")]
+    Peers(#[source] muster_allreduce::Error),
+    /// What a peer sent to a rank that joined can't be used.
+    #[error("the state received from a peer can't be used: {problem}")]
+    ForeignState {
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Compute threads can't be started.
     #[error(transparent)]
     Pool(#[from] PoolError),
+}
+
+impl From<muster_allreduce::Error> for TrainError {
+    fn from(error: muster_allreduce::Error) -> Self {
+        Self::Peers(error)
+    }
 }
 
 impl TrainError {
     /// Says what the user can do, where there is something to do.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::NonFinite(_) => Some(
+            Self::NonFinite(_) | Self::NonFiniteElsewhere { .. } => Some(
                 "check the rows named above, lower train.learning_rate, or set train.on_non_finite = \"skip\"".into(),
             ),
             Self::RunExists { .. } => {
@@ -119,7 +140,7 @@ impl TrainError {
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Some("a model folder holds config.json, weights and tokenizer files".into())
             }
-            Self::Read { .. } | Self::Log(_) => None,
+            Self::Read { .. } | Self::Log(_) | Self::ForeignState { .. } => None,
             Self::Data(e) => e.hint(),
             Self::Checkpoint(e) => e.hint(),
             Self::Export(e) => e.hint(),
@@ -130,6 +151,7 @@ impl TrainError {
             Self::Metric(e) => e.hint(),
             Self::Plan(e) => e.hint(),
             Self::Pool(e) => e.hint(),
+            Self::Peers(e) => e.hint(),
         }
     }
 }

@@ -1,12 +1,30 @@
 //! What a run tells whoever watches it.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::log::{EvalRecord, StepRecord};
 use crate::metrics::Report;
 
+/// Where the time of a step went on this rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The whole step.
+    pub step: Duration,
+    /// Waiting for the loader.
+    pub data: Duration,
+    /// Forward and backward, and what overlaps with them.
+    pub compute: Duration,
+    /// Waiting for the sums of gradients after the last of them was there.
+    pub exposed: Duration,
+    /// How much longer that was than on the rank that waited least, which is the one that was ready last.
+    pub early: Duration,
+}
+
 /// Something that happened; a closed list, so that a display can't miss one.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// The loop begins.
     Started {
@@ -16,7 +34,7 @@ pub enum Event {
         total_steps: u64,
     },
     /// A step is done.
-    StepDone(StepRecord),
+    StepDone(StepRecord, StepTimes),
     /// An evaluation goes on.
     EvalProgress {
         /// Rows done.

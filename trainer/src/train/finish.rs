@@ -1,13 +1,16 @@
 //! The end of a run: the chosen model is tested, exported and its numbers are written down.
 
 use muster_kernels::Element;
+use muster_proto::Step;
 use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
+use super::evaluate::{Evaluators, Rows};
 use super::event::Event;
 use super::runner::Trainer;
 use super::settings::Ending;
 use crate::metrics::Report;
+use crate::peers::Vote;
 
 /// The numbers of a run, as `results.json` has them. Fields whose name ends in `_s` depend on the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,26 +47,55 @@ pub struct Results {
     pub elapsed_s: f64,
 }
 
+/// How the end of a run went.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Conclusion {
+    /// Somebody wished to end before all was done; a resume does the rest.
+    Interrupted,
+    /// Everything is written; the rank that did it has the results.
+    Done(Option<Box<Results>>),
+}
+
+impl Conclusion {
+    /// The results, on the rank that wrote them.
+    pub fn results(self) -> Option<Results> {
+        match self {
+            Self::Interrupted => None,
+            Self::Done(results) => results.map(|results| *results),
+        }
+    }
+}
+
 impl<E: Element> Trainer<'_, E> {
-    /// Tests and exports the best model, or the last one if none was evaluated; `None` if interrupted meanwhile.
+    /// Tests and exports the best model, or the last one if none was evaluated.
     ///
     /// # Errors
     /// If the best checkpoint can't be read or the output can't be written.
-    pub fn finish(mut self, name: &str, ending: Ending) -> Result<Option<Results>, TrainError> {
-        if ending == Ending::Interrupted {
-            return Ok(None);
+    /// [`TrainError::Peers`] if the generation ended meanwhile: this rank still has the weights of the last step, unless
+    /// it is the one that writes.
+    pub fn finish(&mut self, name: &str, ending: Ending) -> Result<Conclusion, TrainError> {
+        if matches!(ending, Ending::Interrupted | Ending::Regroup) {
+            return Ok(Conclusion::Interrupted);
         }
         let last_step = self.state.step;
         let model_step = self.state.best.map_or(last_step, |best| best.step);
-        if model_step != last_step {
+        if model_step != last_step && self.peers.is_writer() {
+            self.has_state = false;
             self.store.restore(model_step, &mut self.engine)?;
         }
-        let Some(eval) = self.eval_of_chosen(model_step) else { return Ok(None) };
+        let Some(eval) = self.eval_of_chosen(model_step)? else { return Ok(Conclusion::Interrupted) };
         let mut test = None;
         if let Some(rows) = self.rows.test.clone() {
-            let Some(report) = self.measure(&rows) else { return Ok(None) };
-            (self.hooks.observe)(&Event::TestDone(report.clone()));
+            let Some(report) = self.measure_chosen(&rows, model_step)? else {
+                return Ok(Conclusion::Interrupted);
+            };
+            self.tell(&Event::TestDone(report.clone()));
             test = Some(report);
+        }
+        // From here on nobody needs the others.
+        let writes = self.leave().is_writer();
+        if !writes {
+            return Ok(Conclusion::Done(None));
         }
         let path = self.store.export(&self.engine)?;
         let results = Results {
@@ -84,18 +116,31 @@ impl<E: Element> Trainer<'_, E> {
             elapsed_s: self.state.train_ms as f64 / 1e3,
         };
         self.store.write_results(&results)?;
-        (self.hooks.observe)(&Event::Exported { step: model_step, path });
-        Ok(Some(results))
+        self.tell(&Event::Exported { step: model_step, path });
+        Ok(Conclusion::Done(Some(Box::new(results))))
     }
 
-    /// The evaluation of the chosen model: the one of this process, or the same one again. `None` if interrupted.
-    fn eval_of_chosen(&mut self, model_step: u64) -> Option<Option<Report>> {
-        if let Some((step, report)) = self.best_report.take()
-            && step == model_step
-        {
-            return Some(Some(report));
+    /// The evaluation of the chosen model: the one that all ranks remember, or the same one again. `None` if interrupted.
+    fn eval_of_chosen(&mut self, model_step: u64) -> Result<Option<Option<Report>>, TrainError> {
+        let Some(rows) = self.rows.eval.clone() else { return Ok(Some(None)) };
+        let remembered = self.best_report.take().filter(|(step, _)| *step == model_step);
+        // A rank that joined later remembers nothing; either nobody measures or everybody.
+        let forgetful = Vote { tokens: u64::from(remembered.is_none()), ..Vote::default() };
+        let tally = self.peers.vote(Step(self.state.step), forgetful)?;
+        match remembered.filter(|_| tally.tokens == 0) {
+            Some((_, report)) => Ok(Some(Some(report))),
+            None => Ok(self.measure_chosen(&rows, model_step)?.map(Some)),
         }
-        let Some(rows) = self.rows.eval.clone() else { return Some(None) };
-        self.measure(&rows).map(Some)
+    }
+
+    /// Measures the chosen model. If that is not the present one, only the rank that writes has its weights.
+    fn measure_chosen(&mut self, rows: &Rows, model_step: u64) -> Result<Option<Report>, TrainError> {
+        if model_step == self.state.step {
+            return self.measure(rows);
+        }
+        let peers = std::mem::take(&mut self.peers);
+        let report = self.measure_by(rows, Evaluators::Writer(&peers));
+        self.peers = peers;
+        report
     }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::metrics::Report;
 
 /// One step of training.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Steps done, this one included.
     pub step: u64,
@@ -35,10 +35,16 @@ pub struct StepRecord {
     pub elapsed_s: f64,
     /// Tokens per second of this step.
     pub tokens_per_s: f64,
+    /// Seconds that the writing rank waited for the loader in this step.
+    pub data_s: f64,
+    /// Seconds of its forward and backward.
+    pub compute_s: f64,
+    /// Seconds that it then waited for the sums of gradients; 0 if it is alone.
+    pub exposed_s: f64,
 }
 
 /// One evaluation.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalRecord {
     /// Steps done.
     pub step: u64,
@@ -164,6 +170,9 @@ mod tests {
             skipped_steps: 0,
             elapsed_s: 1.0,
             tokens_per_s: 40.0,
+            data_s: 0.0,
+            compute_s: 1.0,
+            exposed_s: 0.0,
         }
     }
 

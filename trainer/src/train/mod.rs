@@ -9,6 +9,7 @@ mod evaluate;
 mod event;
 mod finish;
 mod inspect;
+mod join;
 mod log;
 mod non_finite;
 mod pace;
@@ -16,21 +17,24 @@ mod prepare;
 mod progress;
 mod runner;
 mod settings;
+mod step;
 mod store;
 mod trained;
 
 #[cfg(test)]
+mod parallel_tests;
+#[cfg(test)]
 mod tests;
 
 pub use error::TrainError;
-pub use evaluate::{EvalPlan, Rows, evaluate};
-pub use event::Event;
-pub use finish::Results;
+pub use evaluate::{EvalHooks, EvalPlan, Evaluators, Rows, evaluate};
+pub use event::{Event, StepTimes};
+pub use finish::{Conclusion, Results};
 pub use inspect::{InspectContext, Inspected, inspect, truncation_rule};
 pub use log::{EvalRecord, Line, LogEnd, LogError, MetricsLog, StepRecord};
 pub use non_finite::{NonFinite, SuspectRow};
 pub use pace::Pace;
-pub use prepare::{Loaded, Prepared, Start, prepare};
+pub use prepare::{Loaded, Prepared, Start, Writer, prepare};
 pub use progress::{Best, BestRule, LoopState};
 pub use runner::Trainer;
 pub use settings::{Ending, Hooks, RunRows, Settings};

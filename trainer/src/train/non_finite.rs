@@ -70,7 +70,7 @@ pub(super) fn explain_loss<E: Element>(
     let tensor = first_broken(engine, engine.weights())
         .map(|name| format!("weight {name}"))
         .or_else(|| logits.iter().any(|x| !x.is_finite()).then(|| "the logits".to_owned()))
-        .or_else(|| first_broken(engine, engine.gradients()).map(|name| format!("gradient of {name}")));
+        .or_else(|| first_broken(engine, &engine.gradients()).map(|name| format!("gradient of {name}")));
     let tensor = tensor.unwrap_or_else(|| "the loss itself (logits are finite but too large)".to_owned());
     NonFinite { step, quantity: "loss", rows: suspects(rows, &guilty), tensor }
 }

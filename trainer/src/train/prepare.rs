@@ -33,6 +33,10 @@ pub enum Start {
     Fresh,
     /// From the newest whole checkpoint; none is an error.
     Resume,
+    /// From the newest whole checkpoint if there is one, else from step 0.
+    ResumeOrFresh,
+    /// From the ranks that are there already: this process reads no weights.
+    Peers,
 }
 
 /// A run whose output directory is held and whose settings are derived; weights are not read yet.
@@ -56,14 +60,24 @@ pub struct Prepared {
 /// What was read before the first step.
 pub struct Loaded<E: Element> {
     engine: Engine<E>,
-    state: LoopState,
+    /// None if weights come from peers.
+    state: Option<LoopState>,
     /// What came from the weight file; none after a resume or a random start.
     pub report: Option<LoadReport>,
     /// Damaged checkpoints that were passed over.
     pub skipped: Vec<String>,
 }
 
-/// Derives the settings, takes the output directory and checks its space.
+/// Who writes checkpoints, the log and the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// This process, from the start.
+    ThisProcess,
+    /// One of several ranks: the first of each generation.
+    FirstRank,
+}
+
+/// Derives the settings; the writer takes the output directory and checks its space.
 ///
 /// # Errors
 /// An unknown metric, a run that is there already or is not there, too little space.
@@ -71,19 +85,24 @@ pub fn prepare(
     spec: &RunSpec,
     run: Inspected,
     plan: &DerivedPlan,
-    start: Start,
+    (start, writer): (Start, Writer),
 ) -> Result<Prepared, TrainError> {
     let settings = settings(spec, &run, plan)?;
     let identity = identity(spec, &run, plan)?;
     let existing = checkpoint::list(&spec.output_dir)?.last().map(|entry| entry.step);
     let dir = spec.output_dir.clone();
-    match (start, existing) {
+    let start = match (start, existing) {
         (Start::Fresh, Some(step)) => return Err(TrainError::RunExists { dir, step }),
         (Start::Resume, None) => return Err(TrainError::NothingToResume { dir }),
-        _ => {}
+        (Start::ResumeOrFresh, None) => Start::Fresh,
+        (Start::ResumeOrFresh, Some(_)) => Start::Resume,
+        (start, _) => start,
+    };
+    let mut store = RunStore::new(&spec.output_dir, spec.checkpoint.keep_last, identity);
+    if writer == Writer::ThisProcess {
+        store.hold()?;
+        check_space(spec, &run.model, start, &store)?;
     }
-    let store = RunStore::open(&spec.output_dir, spec.checkpoint.keep_last, identity)?;
-    check_space(spec, &run.model, start, &store)?;
     let train = &spec.train;
     let hyper = Hyper {
         beta1: train.beta1 as f32,
@@ -124,13 +143,18 @@ impl Prepared {
             engine.reserve(tokens, tokens, self.longest);
             engine
         };
+        if self.start == Start::Peers {
+            let engine = engine(memory::zeroed(layout.arena_len()), pool);
+            return Ok(Loaded { engine, state: None, report: None, skipped: Vec::new() });
+        }
         if self.start == Start::Resume {
             let empty = memory::zeroed(layout.arena_len());
             let mut engine = engine(empty, pool);
             let restored = self.store.restore_newest(&mut engine, &self.settings.best)?;
             let dir = self.store.dir().to_owned();
             let restored = restored.ok_or(TrainError::NothingToResume { dir })?;
-            return Ok(Loaded { engine, state: restored.state, report: None, skipped: restored.skipped });
+            let state = Some(restored.state);
+            return Ok(Loaded { engine, state, report: None, skipped: restored.skipped });
         }
         let (weights, report) = match self.init {
             Init::Random => (random_weights(&pool, &self.model, seed), None),
@@ -142,7 +166,8 @@ impl Prepared {
                 (weights, Some(report))
             }
         };
-        Ok(Loaded { engine: engine(weights, pool), state: LoopState::default(), report, skipped: Vec::new() })
+        let state = Some(LoopState::default());
+        Ok(Loaded { engine: engine(weights, pool), state, report, skipped: Vec::new() })
     }
 
     /// Starts the compute threads. One that can't be bound computes all the same, only not as steadily.
@@ -155,15 +180,8 @@ impl Prepared {
         Ok(pool)
     }
 
-    /// Joins both into a run that is ready for its next step.
-    ///
-    /// # Errors
-    /// If the metrics log can't be opened.
-    pub fn trainer<'a, E: Element>(
-        self,
-        loaded: Loaded<E>,
-        hooks: Hooks<'a>,
-    ) -> Result<Trainer<'a, E>, TrainError> {
+    /// Joins both into a run that is ready to meet its peers.
+    pub fn trainer<E: Element>(self, loaded: Loaded<E>, hooks: Hooks<'_>) -> Trainer<'_, E> {
         Trainer::new(loaded.engine, self.settings, self.rows, (self.store, loaded.state), hooks)
     }
 }
@@ -298,7 +316,7 @@ fn check_space(spec: &RunSpec, model: &Model, start: Start, store: &RunStore) ->
     let copies = match start {
         Start::Fresh => spec.checkpoint.keep_last as u64 + 2,
         // The others are there already.
-        Start::Resume => 1,
+        _ => 1,
     };
     let exported = model.layout().arena_len() as u64 * 4;
     Ok(checkpoint::check_space(store.dir(), one * copies + exported)?)

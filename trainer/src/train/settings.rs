@@ -1,6 +1,5 @@
 //! What a run is given: settings, rows, and what the outside lends it; and how it ended.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use muster_proto::run_spec::OnNonFinite;
@@ -10,6 +9,7 @@ use super::event::Event;
 use super::pace::Pace;
 use super::progress::BestRule;
 use crate::data::Budget;
+use crate::peers::Wish;
 use crate::schedule::LearningRate;
 
 /// What a run needs to know beside its data and its engine.
@@ -54,8 +54,8 @@ pub struct RunRows {
 
 /// What the outside lends to a run.
 pub struct Hooks<'a> {
-    /// Set by a signal: the run finishes its step, saves and returns.
-    pub stop: &'a AtomicBool,
+    /// What the outside wishes; looked at between steps.
+    pub wish: &'a dyn Fn() -> Wish,
     /// Time since some fixed moment.
     pub clock: &'a dyn Fn() -> Duration,
     /// Told of everything that happens.
@@ -69,6 +69,8 @@ pub enum Ending {
     Finished,
     /// The metric stopped improving.
     StoppedEarly,
-    /// The stop flag was set; a checkpoint of this step is on disk.
+    /// Somebody wished to end; if they wished so, a checkpoint of this step is on disk.
     Interrupted,
+    /// Somebody wished to change the membership; the loop can go on with other peers.
+    Regroup,
 }

@@ -40,10 +40,12 @@ pub struct Identity {
     pub train_rows: u64,
 }
 
-/// The output directory, held by this process.
+/// The output directory. Every rank reads it; the one that writes holds it.
 pub struct RunStore {
-    store: Store,
+    dir: PathBuf,
+    keep_last: usize,
     identity: Identity,
+    writer: Option<Store>,
 }
 
 /// What the newest whole checkpoint holds besides weights and moments.
@@ -58,17 +60,30 @@ pub struct Restored {
 pub(super) const STORED: FileDtype = FileDtype::F32;
 
 impl RunStore {
+    /// Names the directory, to read.
+    pub fn new(dir: &Path, keep_last: usize, identity: Identity) -> Self {
+        Self { dir: dir.to_owned(), keep_last, identity, writer: None }
+    }
+
     /// Takes the directory for this process, creating it if needed.
     ///
     /// # Errors
     /// If it can't be written or another process has it.
-    pub fn open(dir: &Path, keep_last: usize, identity: Identity) -> Result<Self, TrainError> {
-        Ok(Self { store: Store::open(dir, keep_last)?, identity })
+    pub fn hold(&mut self) -> Result<(), TrainError> {
+        if self.writer.is_none() {
+            self.writer = Some(Store::open(&self.dir, self.keep_last)?);
+        }
+        Ok(())
+    }
+
+    /// Leaves the directory to another process.
+    pub fn release(&mut self) {
+        self.writer = None;
     }
 
     /// The directory.
     pub fn dir(&self) -> &Path {
-        self.store.dir()
+        &self.dir
     }
 
     /// Path of the metrics log.
@@ -85,6 +100,9 @@ impl RunStore {
     ///
     /// # Errors
     /// No space, or a failed write; older checkpoints are then untouched.
+    ///
+    /// # Panics
+    /// If the directory is not held.
     pub fn save<E: Element>(
         &self,
         engine: &Engine<E>,
@@ -102,10 +120,12 @@ impl RunStore {
             dtype: STORED,
             tokenizer_files: &self.identity.tokenizer_files,
         };
-        Ok(self.store.save(&contents)?.path)
+        let writer = self.writer.as_ref().expect("only the rank that holds the directory writes");
+        Ok(writer.save(&contents)?.path)
     }
 
-    fn state(&self, state: &LoopState, rule: &BestRule) -> State {
+    /// What a checkpoint says beside weights and moments.
+    pub fn state(&self, state: &LoopState, rule: &BestRule) -> State {
         let Identity { seed, global_batch, train_rows, fingerprints, .. } = self.identity;
         let sampler = Sampler::new(seed, train_rows, global_batch);
         let metric = rule.name.clone();
@@ -127,6 +147,14 @@ impl RunStore {
             evaluations: state.evaluations.clone(),
             fingerprints,
         }
+    }
+
+    /// Checks that a state is of this run.
+    ///
+    /// # Errors
+    /// If it is of another model, data or run file.
+    pub fn check(&self, state: &State) -> Result<(), TrainError> {
+        Ok(state.fingerprints.check(&self.identity.fingerprints)?)
     }
 
     /// Reads the newest whole checkpoint into the engine; `None` if there is none at all.

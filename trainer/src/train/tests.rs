@@ -18,6 +18,7 @@ use crate::data::{Budget, BuildOptions, DataSet, Known, Role, RowSet, SourceOpti
 use crate::engine::{Engine, Hyper};
 use crate::metrics::Metric;
 use crate::model::{Config, Model, random_weights};
+use crate::peers::{Peers, Wish};
 use crate::schedule::LearningRate;
 
 const CONFIG: &str = r#"{"model_type": "bert", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1,
@@ -29,7 +30,7 @@ const RARE_ROW: usize = 17;
 const ROWS: usize = 22;
 /// Batches of 4: five full ones and one of two rows, six steps per epoch.
 const BATCH: u64 = 4;
-const STEPS: u64 = 12;
+pub(super) const STEPS: u64 = 12;
 
 fn store(dir: &Path, name: &str, rows: usize) -> Arc<TokenStore> {
     let path = dir.join(format!("{name}.csv"));
@@ -59,15 +60,17 @@ fn store(dir: &Path, name: &str, rows: usize) -> Arc<TokenStore> {
     Arc::new(TokenStore::open_or_build(&set, &encode, &build).unwrap())
 }
 
-struct Lab {
+pub(super) struct Lab {
     dir: tempfile::TempDir,
     rows: RunRows,
-    settings: Settings,
+    pub(super) settings: Settings,
     poison: Option<f32>,
+    /// Whether ranks begin without weights.
+    pub(super) joins: bool,
 }
 
 impl Lab {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let all = |name, rows| Rows { store: store(dir.path(), name, rows), set: RowSet::All };
         let rows =
@@ -93,15 +96,19 @@ impl Lab {
             names: rows.train.store.labels().names().to_vec(),
             threshold: 0.5,
         };
-        Self { dir, rows, settings, poison: None }
+        Self { dir, rows, settings, poison: None, joins: false }
     }
 
-    fn out(&self, name: &str) -> PathBuf {
+    pub(super) fn out(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Runs in the directory `name`, from its newest checkpoint if it has one; `stop_when` sets the stop flag.
-    fn run(&self, name: &str, stop_when: impl Fn(&Event) -> bool) -> Result<Option<Results>, TrainError> {
+    pub(super) fn run(
+        &self,
+        name: &str,
+        stop_when: impl Fn(&Event) -> bool,
+    ) -> Result<Option<Results>, TrainError> {
         self.run_with(name, 2, stop_when)
     }
 
@@ -111,6 +118,21 @@ impl Lab {
         threads: usize,
         stop_when: impl Fn(&Event) -> bool,
     ) -> Result<Option<Results>, TrainError> {
+        self.train(name, threads, stop_when, |trainer| {
+            trainer.join(Peers::alone())?;
+            let ending = trainer.run()?;
+            Ok(trainer.finish("lab", ending)?.results())
+        })
+    }
+
+    /// Makes a trainer of the directory `name` and lets `drive` run it.
+    pub(super) fn train<T>(
+        &self,
+        name: &str,
+        threads: usize,
+        stop_when: impl Fn(&Event) -> bool,
+        drive: impl FnOnce(&mut Trainer<'_, f32>) -> T,
+    ) -> T {
         let model = Model::new(Config::parse(CONFIG).unwrap(), 2);
         let layout = model.layout().clone();
         let pool = Pool::new(threads).unwrap();
@@ -131,11 +153,9 @@ impl Lab {
             global_batch: BATCH,
             train_rows: ROWS as u64,
         };
-        let store = RunStore::open(&self.out(name), 2, identity).unwrap();
-        let mut state = LoopState::default();
-        if let Some(saved) = store.restore_newest(&mut engine, &self.settings.best).unwrap() {
-            state = saved.state;
-        }
+        let store = RunStore::new(&self.out(name), 2, identity);
+        let saved = store.restore_newest(&mut engine, &self.settings.best).unwrap();
+        let state = (!self.joins).then(|| saved.map(|saved| saved.state).unwrap_or_default());
         let stop = AtomicBool::new(false);
         let ticks = Cell::new(0);
         let clock = || {
@@ -144,15 +164,14 @@ impl Lab {
         };
         let mut observe =
             |event: &Event| stop.store(stop.load(Ordering::Relaxed) || stop_when(event), Ordering::Relaxed);
-        let hooks = Hooks { stop: &stop, clock: &clock, observe: &mut observe };
-        let mut trainer =
-            Trainer::new(engine, self.settings.clone(), self.rows.clone(), (store, state), hooks)?;
-        let ending = trainer.run()?;
-        trainer.finish("lab", ending)
+        let wish = || if stop.load(Ordering::Relaxed) { Wish::SaveAndStop } else { Wish::GoOn };
+        let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
+        let parts = (store, state);
+        drive(&mut Trainer::new(engine, self.settings.clone(), self.rows.clone(), parts, hooks))
     }
 
     /// The metrics log without what depends on time.
-    fn log(&self, name: &str) -> Vec<Value> {
+    pub(super) fn log(&self, name: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.out(name).join("metrics.jsonl")).unwrap();
         text.lines().map(|line| timeless(serde_json::from_str(line).unwrap())).collect()
     }
@@ -169,18 +188,18 @@ fn timeless(mut value: Value) -> Value {
 }
 
 /// Results without time and place.
-fn essence(results: &Results) -> Value {
+pub(super) fn essence(results: &Results) -> Value {
     let mut value = timeless(json!(results));
     value.as_object_mut().unwrap().remove("model_dir");
     value
 }
 
-fn never(_: &Event) -> bool {
+pub(super) fn never(_: &Event) -> bool {
     false
 }
 
-fn at_step(k: u64) -> impl Fn(&Event) -> bool {
-    move |event| matches!(event, Event::StepDone(record) if record.step == k)
+pub(super) fn at_step(k: u64) -> impl Fn(&Event) -> bool {
+    move |event| matches!(event, Event::StepDone(record, _) if record.step == k)
 }
 
 #[test]

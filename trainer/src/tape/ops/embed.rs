@@ -60,16 +60,27 @@ impl<E: Element> Tape<'_, E> {
 }
 
 impl EmbedOp {
+    pub(super) fn params_end(&self) -> usize {
+        self.parts.iter().map(|(table, _)| table.range.end).max().unwrap_or(0)
+    }
+
     pub(super) fn backward<E: Element>(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         for (table, ids) in self.parts {
-            let dtable = &mut back.grads[table.range];
+            if table.range.start == 0 {
+                back.grads.touch(&ids);
+            }
+            let dtable = back.grads.slice_mut(table.range);
             embedding::scatter_add(back.env.pool, table.cols, &ids, &dy, dtable);
         }
     }
 }
 
 impl TableRowsOp {
+    pub(super) fn params_end(&self) -> usize {
+        self.range.end
+    }
+
     pub(super) fn backward<E: Element>(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
-        elementwise::add_assign(back.env.pool, &mut back.grads[self.range], &dy);
+        elementwise::add_assign(back.env.pool, back.grads.slice_mut(self.range), &dy);
     }
 }

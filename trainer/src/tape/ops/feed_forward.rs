@@ -51,6 +51,10 @@ impl<E: Element> Tape<'_, E> {
 }
 
 impl<E: Element> FeedForwardOp<E> {
+    pub(super) fn params_end(&self) -> usize {
+        self.up.end().max(self.down.end())
+    }
+
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let Self { x, up, activation, before, after, down } = self;
         let (down_shape, up_shape) = (shape_of(x.rows, &down), shape(&x, &up));

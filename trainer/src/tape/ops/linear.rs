@@ -7,6 +7,7 @@ use muster_kernels::linear::{self, Shape};
 use super::super::buffer::Buf;
 use super::super::{Backward, Tape, Var};
 use super::Op;
+use crate::gradients::Gradients;
 use crate::params::Linear;
 
 pub(in crate::tape) struct LinearOp<E: Element> {
@@ -71,20 +72,25 @@ pub(super) fn weights<'p, E>(params: &'p [E], layer: &Linear) -> (&'p [E], Optio
     (&params[layer.weight.clone()], layer.bias.clone().map(|range| &params[range]))
 }
 
-/// The gradient slices of a layer's weight and bias. A layer's bias lies behind its weight, but for the fused
-/// query-key-value matrix all weights come first; both are handled by splitting at the bias.
-pub(super) fn gradients<'g>(grads: &'g mut [f32], layer: &Linear) -> (&'g mut [f32], Option<&'g mut [f32]>) {
-    match &layer.bias {
-        None => (&mut grads[layer.weight.clone()], None),
+/// The gradient slices of a layer's weight and bias.
+pub(super) fn gradients<'g>(
+    grads: &'g mut Gradients,
+    layer: &Linear,
+) -> (&'g mut [f32], Option<&'g mut [f32]>) {
+    match layer.bias.clone() {
+        None => (grads.slice_mut(layer.weight.clone()), None),
         Some(bias) => {
-            assert!(layer.weight.end <= bias.start, "the layout puts a bias behind its weight");
-            let (front, back) = grads.split_at_mut(bias.start);
-            (&mut front[layer.weight.clone()], Some(&mut back[..bias.len()]))
+            let (dweight, dbias) = grads.pair_mut(layer.weight.clone(), bias);
+            (dweight, Some(dbias))
         }
     }
 }
 
 impl<E: Element> LinearOp<E> {
+    pub(super) fn params_end(&self) -> usize {
+        self.layer.end()
+    }
+
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let shape = shape(&self.x, &self.layer);
         let (dweight, dbias) = gradients(back.grads, &self.layer);

@@ -32,6 +32,22 @@ pub(super) enum Op<E: Element> {
 }
 
 impl<E: Element> Op<E> {
+    /// The element behind the last parameter that it reads; 0 if it reads none.
+    pub(super) fn params_end(&self) -> usize {
+        match self {
+            Self::Linear(op) => op.params_end(),
+            Self::FeedForward(op) => op.params_end(),
+            Self::AddNorm(op) => op.params_end(),
+            Self::Embed(op) => op.params_end(),
+            Self::TableRows(op) => op.params_end(),
+            Self::Activation(_)
+            | Self::Dropout(_)
+            | Self::Attention(_)
+            | Self::Unfold(_)
+            | Self::First(_) => 0,
+        }
+    }
+
     /// Gives the gradients of the inputs, from the gradient of the output.
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         match self {

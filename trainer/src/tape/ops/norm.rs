@@ -115,12 +115,15 @@ fn exclusive<E: Element>(x: &mut Var<E>) -> &mut [E] {
 }
 
 impl<E: Element> AddNormOp<E> {
+    pub(super) fn params_end(&self) -> usize {
+        self.norm.shift.end
+    }
+
     pub(super) fn backward(self, dy: Buf<E>, back: &mut Backward<'_, '_, E>) {
         let like_sum = || back.env.activations.take(self.sum.rows, self.sum.cols);
         let (mut dx, mut dresidual) = (like_sum(), self.residual.as_ref().map(|_| like_sum()));
         let (gain, shift) = (self.norm.gain, self.norm.shift);
-        assert!(gain.end <= shift.start, "the layout puts a LayerNorm's shift behind its gain");
-        let (front, rest) = back.grads.split_at_mut(shift.start);
+        let (dgamma, dbeta) = back.grads.pair_mut(gain.clone(), shift);
         norm::backward(
             back.env.pool,
             norm::Backward {
@@ -128,14 +131,14 @@ impl<E: Element> AddNormOp<E> {
                 s: self.sum.data(),
                 mean: &self.mean,
                 rstd: &self.rstd,
-                gamma: &back.env.params[gain.clone()],
+                gamma: &back.env.params[gain],
                 dropout_in: self.dropout_in.as_ref().map(Site::view),
                 dropout_out: self.dropout_out.as_ref().map(Site::view),
                 dy: &dy,
                 dx: &mut dx,
                 dresidual: dresidual.as_deref_mut(),
-                dgamma: &mut front[gain],
-                dbeta: &mut rest[..shift.len()],
+                dgamma,
+                dbeta,
             },
         );
         back.give(&self.sum, dx);

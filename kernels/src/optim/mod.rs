@@ -1,11 +1,15 @@
 //! The optimizer's pass over the arenas, and the reductions that gradient clipping and health checks need.
 
+mod table;
+
 use std::ops::Range;
 
 use crate::element::Element;
 use crate::isa::{Isa, Kernel, Simd, dispatch};
 use crate::math::LANES;
 use crate::pool::{BLOCK, Pool};
+
+pub use table::{LiveRows, adamw_table, sum_squares_rows};
 
 /// AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW` computes it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,0 +1,94 @@
+//! How a rank takes up its peers at the start of a generation.
+
+use muster_kernels::Element;
+
+use super::error::TrainError;
+use super::log::{LogEnd, MetricsLog};
+use super::progress::LoopState;
+use super::runner::Trainer;
+use crate::checkpoint::State;
+use crate::gradients::Gradients;
+use crate::peers::{Peers, StateSource, agree, transfer};
+
+impl<E: Element> Trainer<'_, E> {
+    /// Takes up the peers of a generation: weights become equal, those of the newest step, and the first rank takes
+    /// the output directory. Returns the step from which all go on.
+    ///
+    /// # Errors
+    /// [`TrainError::Peers`] if the generation ended meanwhile: other peers may be joined then. An output directory or
+    /// a log that can't be written.
+    pub fn join(&mut self, peers: Peers) -> Result<u64, TrainError> {
+        self.peers = peers;
+        let lens = self.engine.gradients_mut().dense_lens();
+        match self.peers.buffers(&lens)? {
+            Some(buffers) => self.engine.gradients_mut().replace(buffers),
+            // What a failed sum had is lost.
+            None => {
+                let model = self.engine.model();
+                *self.engine.gradients_mut() =
+                    Gradients::new(&model.layout().clone(), &model.words().clone());
+            }
+        }
+        self.engine.clear_gradients();
+        if self.peers.world_size() > 1 {
+            self.agree()?;
+        }
+        self.take_output()?;
+        Ok(self.state.step)
+    }
+
+    /// Leaves the peers, e.g. before the next generation. The output directory stays with whoever held it until it
+    /// joins others.
+    pub fn leave(&mut self) -> Peers {
+        std::mem::take(&mut self.peers)
+    }
+
+    fn agree(&mut self) -> Result<(), TrainError> {
+        let digest = self.digest();
+        let mine = StateSource { step: self.step_done(), digest };
+        let agreement = agree(&self.peers, mine)?;
+        let receives = agreement.receivers.contains(&self.peers.rank());
+        if receives {
+            self.has_state = false;
+        }
+        let text = serde_json::to_string(&self.store.state(&self.state, &self.settings.best));
+        let text = text.expect("a state has string keys and no foreign types");
+        let Some(text) = transfer(&self.peers, &agreement, &mut self.engine, &text)? else { return Ok(()) };
+        let state: State = serde_json::from_str(&text)
+            .map_err(|e| TrainError::ForeignState { problem: format!("its state can't be read: {e}") })?;
+        self.store.check(&state)?;
+        self.state = LoopState::restore(&state, &self.settings.best);
+        self.best_report = None;
+        if self.digest() != agreement.digest {
+            let problem = "the weights that arrived are not those that were sent".to_owned();
+            return Err(TrainError::ForeignState { problem });
+        }
+        self.has_state = true;
+        // Its clock begins with what it received.
+        self.started = ((self.hooks.clock)(), self.state.train_ms);
+        tracing::info!(
+            "received weights and moments of step {} from {} ranks",
+            state.step,
+            agreement.donors.len()
+        );
+        Ok(())
+    }
+
+    /// What has to be equal on all ranks: weights, moments, and which evaluations are done.
+    fn digest(&self) -> u64 {
+        self.engine.state_digest() ^ (self.state.evaluations.len() as u64).rotate_left(17)
+    }
+
+    /// The first rank holds the output directory and the log, which it cuts after the present step.
+    fn take_output(&mut self) -> Result<(), TrainError> {
+        self.log = None;
+        if !self.peers.is_writer() {
+            self.store.release();
+            return Ok(());
+        }
+        self.store.hold()?;
+        let end = LogEnd { step: self.state.step, evaluated: self.state.is_evaluated() };
+        self.log = Some(MetricsLog::open(&self.store.metrics_path(), end)?);
+        Ok(())
+    }
+}
