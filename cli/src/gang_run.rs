@@ -10,6 +10,7 @@ use anyhow::Context;
 use muster_coordinator::gang::{AfterStop, Event, Failure, Gang, Outcome, Policy, Save};
 use muster_coordinator::run::{Effect, Recipe, Run, route};
 use muster_coordinator::secret::{random_bytes, random_name};
+use muster_proto::run_spec::RanksSpec;
 use muster_proto::v1::{AgentEvent, FailureKind, NodeReport, Origin, RunState, agent_event, rank_event};
 use muster_trainer::agent::{self, AgentOptions, Handle, Session};
 use muster_trainer::topology::{HostFacts, split_cpus};
@@ -34,8 +35,8 @@ pub struct LocalRun {
     pub resume: bool,
     /// Ranks.
     pub ranks: u32,
-    /// Fewest ranks that train.
-    pub ranks_min: u32,
+    /// Fewest ranks that train, and how long they may keep each other waiting.
+    pub spec: RanksSpec,
     /// Program and arguments of a rank; none: this program with `rank`.
     pub program: Option<(PathBuf, Vec<OsString>)>,
     /// Instruction set of the kernels, for reports.
@@ -127,7 +128,7 @@ fn agent_options(request: &LocalRun, facts: HostFacts) -> anyhow::Result<AgentOp
 
 fn new_run(request: &LocalRun) -> Run {
     let origin = if request.resume { Origin::Resume } else { Origin::Fresh };
-    let policy = Policy { ranks_min: request.ranks_min, ..Policy::default() };
+    let policy = Policy::default().for_run(&request.spec);
     let recipe = Recipe {
         id: random_name::<8>(),
         run_file: request.run_file.clone(),
@@ -279,7 +280,7 @@ mod tests {
             overrides: Vec::new(),
             resume: false,
             ranks,
-            ranks_min: 1,
+            spec: RanksSpec::default(),
             program: Some((std::env::current_exe().expect("a test"), args.map(OsString::from).into())),
             isa: "none".into(),
         }

@@ -6,6 +6,7 @@ use anyhow::Context;
 use muster_coordinator::gang::Failure;
 use muster_kernels::isa;
 use muster_proto::RunSpec;
+use muster_proto::run_spec::RanksSpec;
 use muster_proto::v1::RunState;
 use muster_proto::v1::rank_event::Event as Told;
 use muster_trainer::topology::HostFacts;
@@ -55,7 +56,7 @@ pub fn train(
         overrides: args.run.overrides.clone(),
         resume: args.resume,
         ranks,
-        ranks_min: spec.ranks.min.unwrap_or(1).min(ranks),
+        spec: RanksSpec { min: spec.ranks.min.map(|min| min.min(ranks)), ..spec.ranks.clone() },
         program: None,
         isa: isa::detect().chosen.name().into(),
     };

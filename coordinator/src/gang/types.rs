@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use muster_proto::run_spec::RanksSpec;
 use muster_proto::v1::{FailureKind, Origin, RankReport, rank_event};
 
 /// Moments are times since some fixed moment of the process that drives the machine.
@@ -43,6 +44,16 @@ pub struct Policy {
     pub failure_window: Duration,
     /// Failures for lack of memory or disk after which the run fails.
     pub resource_failures_max: u32,
+}
+
+impl Policy {
+    /// The policy of a run: its minimum, and a lease as long as its ranks may keep each other waiting. Whoever saves while
+    /// another one dies must not be taken for dead too.
+    #[must_use]
+    pub fn for_run(self, ranks: &RanksSpec) -> Self {
+        let ranks_min = ranks.min.unwrap_or(1);
+        Self { ranks_min, lease: Duration::from_secs(ranks.patience_s.into()), ..self }
+    }
 }
 
 impl Default for Policy {

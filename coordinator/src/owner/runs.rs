@@ -103,7 +103,7 @@ impl Entry {
 
 impl Owner {
     pub(super) fn policy(&self, entry: &Entry) -> Policy {
-        Policy { ranks_min: entry.spec.min.unwrap_or(1), ..self.options.policy.clone() }
+        self.options.policy.clone().for_run(&entry.spec)
     }
 
     pub(super) fn session_up(
