@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use muster_allreduce::{CostModel, Error, Listener, Member, Membership, SumBuffer, World, order};
+use muster_allreduce::{CostModel, Error, Listener, Member, Membership, Pending, SumBuffer, World, order};
 use muster_kernels::rng;
 use muster_proto::{Generation, Rank};
 
@@ -49,6 +49,14 @@ fn with_world<R: Send>(nodes: &[usize], budget: Duration, f: impl Fn(&mut World)
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
+
+const _: () = {
+    const fn goes_to_other_threads<T: Send>() {}
+    const fn is_shared<T: Send + Sync>() {}
+    goes_to_other_threads::<SumBuffer>();
+    goes_to_other_threads::<Pending>();
+    is_shared::<World>();
+};
 
 const LONG: Duration = Duration::from_secs(60);
 

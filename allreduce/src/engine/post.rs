@@ -189,10 +189,11 @@ impl Engine {
         self.settle(key);
     }
 
-    /// Connects to a peer that operations will need.
+    /// Connects to a peer that operations will need; one that has left is found out when they do.
     pub(crate) fn want(&mut self, peer: Rank, now: std::time::Duration) {
         self.now = now;
-        if self.failed.is_none() && peer != self.me {
+        let has_left = self.link(peer).is_none_or(|link| link.has_left);
+        if self.failed.is_none() && peer != self.me && !has_left {
             self.connect(peer);
         }
     }

@@ -71,7 +71,8 @@ fn more_sums_than_may_wait_are_refused() {
         wait(&holds, world.rank()).unwrap();
         let results: Vec<_> = outcomes.iter().map(|o| wait(o, world.rank())).collect();
         let refused = results.iter().filter(|r| matches!(r, Err(Error::Busy { .. }))).count();
-        assert!((1..=2).contains(&refused), "{refused} of {count}");
+        // One more if the thread has not taken the first one before the queue is full.
+        assert!((2..=3).contains(&refused), "{refused} of {count}");
         assert_eq!(results.iter().filter(|r| r.is_ok()).count() + refused, count, "a refusal ends nothing");
         all_have_it.wait();
     });
