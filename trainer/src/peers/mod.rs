@@ -56,6 +56,11 @@ impl Peers {
         self.rank() == Rank(0)
     }
 
+    /// Whether this rank is a member of a generation, if only by itself.
+    pub fn has_generation(&self) -> bool {
+        self.world.is_some()
+    }
+
     /// Which rows of each global batch are this rank's.
     pub fn share(&self) -> Share {
         if self.threads.is_empty() {

@@ -1,14 +1,21 @@
 //! How a rank takes up its peers at the start of a generation.
 
+use std::thread;
+use std::time::Duration;
+
 use muster_kernels::Element;
 
 use super::error::TrainError;
 use super::log::{LogEnd, MetricsLog};
 use super::progress::LoopState;
 use super::runner::Trainer;
-use crate::checkpoint::State;
+use crate::checkpoint::{CheckpointError, State};
 use crate::gradients::Gradients;
 use crate::peers::{Peers, StateSource, agree, transfer};
+
+/// How often a rank asks for an output directory that another process still holds, and the pause between.
+const HOLD_TRIES: u32 = 40;
+const HOLD_PAUSE: Duration = Duration::from_millis(50);
 
 impl<E: Element> Trainer<'_, E> {
     /// Takes up the peers of a generation: weights become equal, those of the newest step, and the first rank takes
@@ -79,6 +86,20 @@ impl<E: Element> Trainer<'_, E> {
         self.engine.state_digest() ^ (self.state.evaluations.len() as u64).rotate_left(17)
     }
 
+    /// Takes the output directory. The rank that held it before may be frozen and not yet killed, so it is asked for
+    /// several times.
+    fn hold_output(&mut self) -> Result<(), TrainError> {
+        for _ in 0..HOLD_TRIES {
+            match self.store.hold() {
+                Err(TrainError::Checkpoint(CheckpointError::InUse { .. })) if self.peers.has_generation() => {
+                    thread::sleep(HOLD_PAUSE);
+                }
+                other => return other,
+            }
+        }
+        self.store.hold()
+    }
+
     /// The first rank holds the output directory and the log, which it cuts after the present step.
     fn take_output(&mut self) -> Result<(), TrainError> {
         self.log = None;
@@ -86,7 +107,7 @@ impl<E: Element> Trainer<'_, E> {
             self.store.release();
             return Ok(());
         }
-        self.store.hold()?;
+        self.hold_output()?;
         let end = LogEnd { step: self.state.step, evaluated: self.state.is_evaluated() };
         self.log = Some(MetricsLog::open(&self.store.metrics_path(), end)?);
         Ok(())
