@@ -37,7 +37,7 @@ fn a_run_survives_random_faults_of_every_part() {
     let mut agents = names.map(|name| cluster.agent(name));
     cluster.until_nodes(2);
     let steps = 100 + faults * 100;
-    let run = cluster.submit(&cluster.run_file("chaos", steps as u32, "per_node = 2"));
+    let run = cluster.submit(&cluster.run_file("chaos", steps as u32, "per_node = 2\npatience_s = 5"));
     cluster.until_step(&run, 10);
     for fault in 0..faults {
         let kind = random.below(7);

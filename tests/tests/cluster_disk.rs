@@ -1,5 +1,6 @@
 //! A coordinator whose state lies on a file system that fills up. Needs the right to mount; without it the test says so.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,20 +17,15 @@ impl SmallDisk {
         command.status().is_ok_and(|status| status.success()).then_some(Self(at))
     }
 
-    /// Leaves no room.
+    /// Leaves no room, whoever else writes meanwhile.
     fn fill(&self) -> PathBuf {
-        let filler = self.0.join("filler");
-        let mut size = 3 << 20;
-        let mut content = Vec::new();
-        while size > 0 {
-            content.resize(content.len() + size, 0u8);
-            if std::fs::write(&filler, &content).is_err() {
-                content.truncate(content.len() - size);
-                size /= 2;
-            }
+        let path = self.0.join("filler");
+        let mut filler = std::fs::File::create(&path).unwrap();
+        for chunk in [64 << 10, 4 << 10, 1] {
+            let zeros = vec![0u8; chunk];
+            while filler.write_all(&zeros).is_ok() {}
         }
-        std::fs::write(&filler, &content).unwrap();
-        filler
+        path
     }
 }
 

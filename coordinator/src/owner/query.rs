@@ -137,6 +137,8 @@ impl Owner {
             (entry.row.state, entry.row.reason) = (state, reason);
             entry.unsaved = true;
         }
+        // Counts of recoveries outlive a coordinator that dies right after one.
+        entry.note_course();
         let message = entry.message();
         entry.tell(message);
         if entry.row.is_over() {
