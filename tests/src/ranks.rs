@@ -97,7 +97,10 @@ impl RankProcess {
                     self.member.threads = ready.threads;
                 }
                 Event::Paused(paused) => self.member.addresses = paused.addresses.clone(),
-                Event::Broken(broken) => self.member.addresses = broken.addresses.clone(),
+                Event::Broken(broken) => {
+                    println!("{}: {}", self.member.id, broken.error);
+                    self.member.addresses = broken.addresses.clone();
+                }
                 _ => {}
             }
             if let Some(found) = pick(&event) {

@@ -18,7 +18,10 @@ impl Gang {
         let lease = self.lease();
         let mut all: Vec<(Moment, &'static str)> = Vec::new();
         if slot.reachable {
-            all.push((live.heard + self.policy.hang_timeout, "no rank of the generation says anything"));
+            // Before the first step nobody knows how long one takes.
+            let knows_steps = member.is_running() && self.step_time > Duration::ZERO;
+            let silence = if knows_steps { lease } else { self.policy.hang_timeout };
+            all.push((live.heard + silence, "no rank of the generation says anything"));
         }
         if let Some(since) = live.broken_since {
             // While a generation forms there is no long computation or checkpoint that a rank could be busy with.

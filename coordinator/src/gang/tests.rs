@@ -344,3 +344,15 @@ fn processes_of_another_time_are_killed() {
     let actions = bench.at(200, Event::Reported { node: "n".into(), ranks });
     assert_eq!(actions, [Action::Kill { node: "n".into(), member: "n/1#1".into() }]);
 }
+
+/// Found by tests/chaos.rs: nobody is left to blame the only rank of a generation.
+#[test]
+fn the_only_rank_is_given_up_when_it_falls_silent_between_steps_of_known_length() {
+    let mut bench = Bench::training(1, 1);
+    let step = v1::Progress { generation: 1, step: 3, step_us: 10_000, ..Default::default() };
+    bench.say(1_000, 0, Said::Progress(step));
+    let lease = bench.gang.lease().as_millis() as u64;
+    assert_eq!(bench.at(1_000 + lease - 1, Event::Tick), []);
+    let actions = bench.at(1_000 + lease, Event::Tick);
+    assert!(actions.iter().any(|action| matches!(action, Action::Kill { .. })), "{actions:?}");
+}

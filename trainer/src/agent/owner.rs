@@ -239,6 +239,7 @@ impl Owner {
         let (run_id, member_id) = (start.run_id.clone(), start.member_id.clone());
         match self.try_start(start, world, to_me) {
             Ok(rank) => {
+                self.ended.retain(|ended| *ended != member_id);
                 self.ranks.insert(member_id, rank);
             }
             Err(error) => {
@@ -258,7 +259,10 @@ impl Owner {
         if alive >= MAX_RANKS_PER_NODE {
             return Err(format!("{alive} ranks run here; at most {MAX_RANKS_PER_NODE} may"));
         }
-        if start.member_id.is_empty() || self.ranks.contains_key(&start.member_id) {
+        // Names are new within a run; one of an earlier run that has ended makes room.
+        let known = self.ranks.get(&start.member_id);
+        let is_taken = known.is_some_and(|rank| rank.process.is_some() || rank.run_id == start.run_id);
+        if start.member_id.is_empty() || is_taken {
             return Err(format!("there is, or was, a rank with the name {:?}", start.member_id));
         }
         if let Some((reason, _)) = &self.leaving {

@@ -100,6 +100,29 @@ async fn garbage_from_a_rank_is_a_failure_with_a_reason() {
     assert_eq!(until_exit(&mut session).await.0.signal, Some(9));
 }
 
+/// Two runs of one cluster number their ranks alike; found by tests/chaos.rs, whose second run waited for its ranks.
+#[tokio::test]
+async fn a_name_is_new_within_its_run_only() {
+    let agent = Handle::start(options("sh", &["-c", "exit 0"])).unwrap();
+    let mut session = agent.asker().session("c").await.unwrap();
+    next(&mut session).await;
+    session.commands.send(start("n/0#1")).await.unwrap();
+    assert_eq!(until_exit(&mut session).await.0.code, Some(0));
+    session.commands.send(start("n/0#1")).await.unwrap();
+    let agent_event::Event::StartFailed(failed) = next(&mut session).await else { panic!("the same run") };
+    assert!(failed.error.contains("n/0#1"), "{}", failed.error);
+    let mut of_another_run = start("n/0#1");
+    let Some(agent_command::Command::Start(StartRank { start: Some(start), .. })) =
+        &mut of_another_run.command
+    else {
+        panic!("a start")
+    };
+    start.run_id = "s".into();
+    session.commands.send(of_another_run).await.unwrap();
+    let exited = until_exit(&mut session).await.0;
+    assert_eq!((exited.code, exited.run_id.as_str()), (Some(0), "s"));
+}
+
 #[tokio::test]
 async fn what_can_not_be_started_is_told_with_its_reason() {
     let agent = Handle::start(options("/no/such/program", &[])).unwrap();

@@ -97,11 +97,13 @@ impl Peers {
         let (n, batches) = (world.world_size(), lens.len());
         let loss = mine.losses.first().map_or(0, |loss| loss.to_bits());
         let words = vec![loss as i64, mine.wish as i64];
-        let words = world.all_gather(words, &vec![2; n], "losses of a round")?;
         let mut counts = lens.clone();
         counts.resize(n, 0);
         let logits = mine.logits.into_iter().next().unwrap_or_default();
         let logits = world.all_gather(logits, &counts, "logits of a round")?;
+        // After the logits: nobody gets these words before everybody has begun this last operation, so nobody leaves
+        // while another rank still needs its logits.
+        let words = world.all_gather(words, &vec![2; n], "losses of a round")?;
         let mut rest = &logits[..];
         let mut split = |len: &u64| {
             let (one, behind) = rest.split_at(*len as usize);
