@@ -80,12 +80,9 @@ fn check(rows: &TableRows, width: usize) -> Result<()> {
 fn sum(ids: &[i32], values: &[f32], counts: &[u64], (width, nodes): (usize, &[usize])) -> TableRows {
     // For each row: which ranks have it, and where.
     let mut places: HashMap<u32, Vec<Option<usize>>> = HashMap::with_capacity(ids.len());
-    let mut at = 0;
-    for (rank, &count) in counts.iter().enumerate() {
-        for place in at..at + count as usize {
-            places.entry(ids[place] as u32).or_insert_with(|| vec![None; counts.len()])[rank] = Some(place);
-        }
-        at += count as usize;
+    let ranks = counts.iter().enumerate().flat_map(|(rank, &count)| (0..count).map(move |_| rank));
+    for (place, (&id, rank)) in ids.iter().zip(ranks).enumerate() {
+        places.entry(id as u32).or_insert_with(|| vec![None; counts.len()])[rank] = Some(place);
     }
     let mut order: Vec<u32> = places.keys().copied().collect();
     order.sort_unstable();

@@ -12,8 +12,7 @@ use tokio::sync::mpsc;
 pub(super) async fn read_lines(from: impl AsyncRead + Unpin, to: mpsc::Sender<String>) {
     let mut from = BufReader::new(from);
     let mut line: Vec<u8> = Vec::new();
-    loop {
-        let Ok(chunk) = from.fill_buf().await else { break };
+    while let Ok(chunk) = from.fill_buf().await {
         if chunk.is_empty() {
             break;
         }

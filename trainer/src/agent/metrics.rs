@@ -4,6 +4,9 @@ use std::fmt::Write;
 
 use muster_proto::v1::Progress;
 
+/// Name, help and value of a number that every rank has.
+type Gauge = (&'static str, &'static str, fn(&Progress) -> f64);
+
 /// Metrics of a node: of each rank its name, its run and its last step.
 pub(super) fn text<'a>(
     node: &str,
@@ -20,7 +23,7 @@ pub(super) fn text<'a>(
     let _ = writeln!(all, "muster_agent_connected{{node=\"{node}\"}} {}", u8::from(connected));
     all += &head("muster_agent_ranks", "Rank processes on the node.");
     let _ = writeln!(all, "muster_agent_ranks{{node=\"{node}\"}} {}", ranks.len());
-    let metrics: [(&str, &str, fn(&Progress) -> f64); 5] = [
+    let metrics: [Gauge; 5] = [
         ("muster_rank_step", "Optimizer steps done.", |p| p.step as f64),
         ("muster_rank_step_seconds", "Time of the last step.", |p| p.step_us as f64 / 1e6),
         ("muster_rank_compute_seconds", "Computing in the last step.", |p| p.compute_us as f64 / 1e6),

@@ -105,6 +105,7 @@ impl Commands {
 }
 
 /// What the owner task is asked.
+#[allow(clippy::large_enum_variant, reason = "a short queue, each moved once")]
 #[derive(Debug)]
 enum Request {
     Session { coordinator: String, reply: oneshot::Sender<Result<Session, SessionError>> },

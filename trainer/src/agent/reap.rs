@@ -42,6 +42,7 @@ mod tests {
 
     use super::*;
 
+    #[allow(clippy::zombie_processes, reason = "collecting it is what is tested")]
     #[test]
     fn ended_children_of_nobody_are_collected_and_ours_are_left() {
         let orphan = Command::new("true").spawn().unwrap();

@@ -183,7 +183,7 @@ impl Seat<'_> {
     }
 
     fn finished<E: Element>(&self, trainer: &Trainer<'_, E>, results: Option<Box<Results>>) -> Outcome {
-        let text = results.as_ref().map(|results| serde_json::to_string(results));
+        let text = results.as_ref().map(serde_json::to_string);
         let results_text = text.transpose().expect("results have string keys and no foreign types");
         let step = trainer.step_done().unwrap_or(0);
         self.control.tell(Told::Finished(Finished { results: results_text.unwrap_or_default(), step }));

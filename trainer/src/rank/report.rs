@@ -57,11 +57,7 @@ impl<'a> Reporter<'a> {
                     }
                 }
             }
-            Event::EvalProgress { rows_done, rows } => {
-                if is_first && (rows_done == rows || self.is_due()) {
-                    self.note(event);
-                }
-            }
+            Event::EvalProgress { rows_done, rows } if rows_done != rows && !self.is_due() => {}
             Event::Warning(_) => self.note(event),
             _ if is_first => self.note(event),
             _ => {}
