@@ -47,7 +47,7 @@ pub fn run(global: &Global) -> anyhow::Result<Exit> {
     let outcome = train(&control, &start, global);
     gone.store(true, Ordering::SeqCst);
     match outcome {
-        Ok(Outcome::Finished(_)) => Ok(Exit::Success),
+        Ok(Outcome::Finished) => Ok(Exit::Success),
         Ok(Outcome::Stopped) => Ok(Exit::Interrupted),
         // The agent passes it on; a second report in the log would only repeat it.
         Err(error) => {

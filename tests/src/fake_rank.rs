@@ -5,7 +5,7 @@
 //! `FAKE_RANK_READY_MS` the time to read data. The output directory gets `checkpoint` (a step) and `steps` (every step
 //! that was committed, in order). A note tells the process's number to tests that kill it.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use muster_proto::RunSpec;
 use muster_proto::v1::{self, Origin, RankCommand, RankEvent, rank_command::Command, rank_event::Event};
+use muster_proto::wire::read_message;
 use prost::Message;
 
 /// A peer that is silent for this long is taken for dead.
@@ -61,7 +62,7 @@ pub fn main() -> anyhow::Result<()> {
     let (sender, commands) = channel();
     let mut reader = socket.try_clone()?;
     std::thread::spawn(move || {
-        while let Ok(Some(command)) = read_command(&mut reader) {
+        while let Ok(Some(command)) = read_message::<RankCommand>(&mut reader) {
             if command.command.is_some_and(|command| sender.send(command).is_err()) {
                 return;
             }
@@ -103,23 +104,6 @@ pub fn main() -> anyhow::Result<()> {
 fn millis(name: &str, default: u64) -> Duration {
     let value = std::env::var(name).ok().and_then(|text| text.parse().ok());
     Duration::from_millis(value.unwrap_or(default))
-}
-
-fn read_command(reader: &mut UnixStream) -> anyhow::Result<Option<RankCommand>> {
-    let mut length = 0usize;
-    for shift in (0..).step_by(7) {
-        let mut byte = [0];
-        if reader.read(&mut byte)? == 0 {
-            return Ok(None);
-        }
-        length |= usize::from(byte[0] & 0x7f) << shift;
-        if byte[0] & 0x80 == 0 {
-            break;
-        }
-    }
-    let mut bytes = vec![0; length];
-    reader.read_exact(&mut bytes)?;
-    Ok(Some(RankCommand::decode(bytes.as_slice())?))
 }
 
 impl Fake {

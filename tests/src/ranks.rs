@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use muster_proto::v1::rank_command::Command;
 use muster_proto::v1::rank_event::Event;
 use muster_proto::v1::{Install, Member, Origin, RankCommand, RankEvent, Start};
+use muster_proto::wire::read_message;
 use prost::Message;
 
 use crate::muster;
@@ -158,17 +159,5 @@ pub fn install(generation: u64, ranks: &mut [&mut RankProcess]) {
 }
 
 fn read_event(reader: &mut impl Read) -> Option<Event> {
-    let (mut len, mut shift) = (0usize, 0);
-    loop {
-        let mut byte = [0];
-        reader.read_exact(&mut byte).ok()?;
-        len |= usize::from(byte[0] & 0x7f) << shift;
-        shift += 7;
-        if byte[0] < 0x80 {
-            break;
-        }
-    }
-    let mut bytes = vec![0; len];
-    reader.read_exact(&mut bytes).ok()?;
-    RankEvent::decode(&bytes[..]).ok()?.event
+    read_message::<RankEvent>(reader).ok()??.event
 }

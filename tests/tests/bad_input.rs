@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use muster_tests::headlines::example;
 use muster_tests::muster;
 
 /// A run file's parts that a case replaces.
@@ -103,7 +104,7 @@ const fn case(
 }
 
 fn example_model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/headlines/model").canonicalize().unwrap()
+    example("model")
 }
 
 fn model(dir: &Path, name: &str, without: &str) {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use muster_proto::with_causes;
 use muster_tests::checkpoints::{contents, layout, state};
 use muster_trainer::checkpoint::{
     CheckpointError, Contents, MANIFEST, Manifest, STATE, State, Store, TRAINER_STATE, check_space,
@@ -64,16 +65,6 @@ fn reseal(checkpoint: &Path) {
         (file.bytes, file.xxh3) = (bytes.len() as u64, xxhash_rust::xxh3::xxh3_64(&bytes));
     }
     fs::write(checkpoint.join(MANIFEST), serde_json::to_vec(&manifest).unwrap()).unwrap();
-}
-
-fn all_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[test]
@@ -210,7 +201,7 @@ fn every_single_flipped_bit_of_state_and_manifest_is_noticed_or_harmless() {
             fs::write(&path, flipped).unwrap();
             match run.load(&run.path(3)) {
                 Ok((state, _)) => assert!(file == MANIFEST && state == good, "byte {at} of {file}"),
-                Err(error) => assert!(!all_causes(&error).is_empty()),
+                Err(error) => assert!(!with_causes(&error).is_empty()),
             }
         }
         fs::write(&path, bytes).unwrap();
@@ -267,7 +258,7 @@ fn each_missing_or_unknown_member_of_the_state_is_named() {
         damaged.pointer_mut(parent).unwrap().as_object_mut().unwrap().remove(name).unwrap();
         fs::write(&path, damaged.to_string()).unwrap();
         reseal(&run.path(5));
-        let error = all_causes(&run.load(&run.path(5)).unwrap_err());
+        let error = with_causes(&run.load(&run.path(5)).unwrap_err());
         assert!(error.contains(name) && error.contains(STATE), "{member}: {error}");
     }
     let with = |key: &str, value: Value| {
@@ -277,7 +268,7 @@ fn each_missing_or_unknown_member_of_the_state_is_named() {
         reseal(&run.path(5));
         run.load(&run.path(5)).unwrap_err()
     };
-    assert!(all_causes(&with("surprise", json!(1))).contains("surprise"));
+    assert!(with_causes(&with("surprise", json!(1))).contains("surprise"));
     assert!(matches!(with("format", json!(2)), CheckpointError::Format { found: 2, expected: 1, .. }));
 }
 
@@ -412,7 +403,7 @@ fn a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint() {
         };
         let error = store.save(&contents).unwrap_err();
         writer.map(std::thread::JoinHandle::join).transpose().unwrap();
-        assert!(all_causes(&error).contains("No space left"), "{}", all_causes(&error));
+        assert!(with_causes(&error).contains("No space left"), "{}", with_causes(&error));
         let found = latest_valid(disk.0.path()).unwrap().unwrap();
         assert_eq!((found.step, found.skipped.len()), (1, 0));
         assert_eq!(names(disk.0.path()).len(), 2, "nothing half-written stays: {:?}", names(disk.0.path()));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use muster_tests::headlines::example;
 use muster_tests::muster;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -71,10 +72,6 @@ const WORDS: [&str; 12] = [
     "profit", "fell", "rose", "sharply", "outlook", "bank", "merger", "cash", "dividend", "loss", "guidance",
     "up",
 ];
-
-fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/headlines").join(name).canonicalize().unwrap()
-}
 
 fn start(args: &[&str]) -> Child {
     muster(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

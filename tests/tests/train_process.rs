@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use muster_tests::headlines::example;
 use muster_tests::muster;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -56,10 +57,6 @@ impl Lab {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
         text.lines().map(|line| timeless(serde_json::from_str(line).unwrap())).collect()
     }
-}
-
-fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/headlines").join(name).canonicalize().unwrap()
 }
 
 /// Drops the members that depend on the machine.

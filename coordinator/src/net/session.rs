@@ -8,6 +8,7 @@ use muster_proto::limits::{
 };
 use muster_proto::v1::agent_client::AgentClient;
 use muster_proto::v1::{AgentEvent, agent_event};
+use muster_proto::with_causes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
@@ -113,7 +114,7 @@ async fn open(
     coordinator: &str,
     queue: mpsc::Receiver<muster_proto::v1::AgentCommand>,
 ) -> Result<(Streaming<AgentEvent>, muster_proto::v1::NodeReport), String> {
-    let channel = connect(address).await.map_err(|error| causes(&error))?;
+    let channel = connect(address).await.map_err(|error| with_causes(&error))?;
     let mut client = AgentClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -137,14 +138,4 @@ async fn connect(address: &str) -> Result<Channel, tonic::transport::Error> {
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
     endpoint.connect().await
-}
-
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }

@@ -1,9 +1,9 @@
-//! Messages between agent and rank: a length as a varint, then the message.
+//! Messages of a rank, read by its agent (`muster_proto::wire`, without blocking).
 
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use muster_proto::limits::MAX_MESSAGE_BYTES;
+use muster_proto::wire::{Prefix, TooLong};
 
 /// Why no message could be read.
 #[derive(Debug, thiserror::Error)]
@@ -12,8 +12,8 @@ pub(super) enum WireError {
     #[error("can't read from the rank")]
     Read(#[from] std::io::Error),
     /// A length that no message has.
-    #[error("the rank announces a message of {0} bytes; at most {MAX_MESSAGE_BYTES} are allowed")]
-    Length(u64),
+    #[error("the rank announces {0}")]
+    Length(TooLong),
     /// Bytes that are no message.
     #[error("the rank sent {bytes} bytes that are no message")]
     Decode {
@@ -31,10 +31,7 @@ pub(super) async fn read_message<M: Message + Default>(
     buffer: &mut Vec<u8>,
 ) -> Result<Option<M>, WireError> {
     let Some(bytes) = read_length(from).await? else { return Ok(None) };
-    if bytes > MAX_MESSAGE_BYTES as u64 {
-        return Err(WireError::Length(bytes));
-    }
-    buffer.resize(bytes as usize, 0);
+    buffer.resize(bytes, 0);
     from.read_exact(buffer).await?;
     let message = M::decode(buffer.as_slice());
     let message = message.map_err(|source| WireError::Decode { bytes: buffer.len(), source })?;
@@ -45,21 +42,20 @@ pub(super) async fn read_message<M: Message + Default>(
     Ok(Some(message))
 }
 
-/// A varint of at most 35 bits: more than any allowed length.
-async fn read_length(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<u64>, WireError> {
-    let mut length = 0u64;
-    for shift in [0, 7, 14, 21, 28] {
+async fn read_length(from: &mut (impl AsyncRead + Unpin)) -> Result<Option<usize>, WireError> {
+    let mut prefix = Prefix::default();
+    let mut is_first = true;
+    loop {
         let byte = match from.read_u8().await {
             Ok(byte) => byte,
-            Err(error) if shift == 0 && error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) if is_first && error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        length |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
+        is_first = false;
+        if let Some(length) = prefix.push(byte).map_err(WireError::Length)? {
             return Ok(Some(length));
         }
     }
-    Err(WireError::Length(length))
 }
 
 #[cfg(test)]

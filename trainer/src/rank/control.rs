@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use muster_proto::limits::MAX_MESSAGE_BYTES;
 use muster_proto::v1::rank_command::Command;
 use muster_proto::v1::rank_event::Event;
 use muster_proto::v1::{Install, RankCommand, RankEvent, Start};
+use muster_proto::wire::read_message;
 use prost::Message;
 
 use crate::peers::Wish;
@@ -29,7 +29,6 @@ struct Inbox {
     installs: VecDeque<Install>,
     /// Strongest of all so far; it stays.
     stop: Wish,
-    stop_reason: String,
     /// Newest generation that shall pause.
     regroup: Option<u64>,
     closed: bool,
@@ -138,11 +137,6 @@ impl Control {
         // A newer generation that is there already needs no request to pause.
         inbox.stop.max(if regroups || !inbox.installs.is_empty() { Wish::Regroup } else { Wish::GoOn })
     }
-
-    /// Why the agent wants this rank to end.
-    pub fn stop_reason(&self) -> String {
-        self.shared.inbox().stop_reason.clone()
-    }
 }
 
 fn listen(reader: &mut UnixStream, shared: &Shared) {
@@ -154,7 +148,6 @@ fn listen(reader: &mut UnixStream, shared: &Shared) {
             Ok(Some(Command::Regroup(regroup))) => inbox.regroup = Some(regroup.generation),
             Ok(Some(Command::Stop(stop))) => {
                 inbox.stop = inbox.stop.max(if stop.save { Wish::SaveAndStop } else { Wish::Stop });
-                inbox.stop_reason = stop.reason;
             }
             Ok(Some(Command::Start(_))) => tracing::warn!("a second Start is ignored"),
             Ok(None) => {}
@@ -169,29 +162,10 @@ fn listen(reader: &mut UnixStream, shared: &Shared) {
     }
 }
 
-/// Reads one command; `None` if it is of a kind that this version does not know.
+/// Reads one command; `None` if it is of a kind that this version does not know. The end of the stream is an error.
 fn read_command(reader: &mut impl Read) -> io::Result<Option<Command>> {
-    let mut bytes = vec![0; read_len(reader)?];
-    reader.read_exact(&mut bytes)?;
-    let command = RankCommand::decode(&bytes[..]).map_err(io::Error::other)?;
-    Ok(command.command)
-}
-
-/// The length before a message: seven bits per byte, low ones first.
-fn read_len(reader: &mut impl Read) -> io::Result<usize> {
-    let mut len = 0usize;
-    for shift in (0..28).step_by(7) {
-        let mut byte = [0];
-        reader.read_exact(&mut byte)?;
-        len |= usize::from(byte[0] & 0x7f) << shift;
-        if byte[0] < 0x80 {
-            if len > MAX_MESSAGE_BYTES {
-                break;
-            }
-            return Ok(len);
-        }
-    }
-    Err(io::Error::other(format!("a message is longer than {MAX_MESSAGE_BYTES} bytes")))
+    let command: Option<RankCommand> = read_message(reader)?;
+    Ok(command.ok_or(io::ErrorKind::UnexpectedEof)?.command)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use muster_allreduce::{
 use muster_kernels::Element;
 use muster_proto::v1::rank_event::Event as Told;
 use muster_proto::v1::{Broken, Finished, Install, Paused, Ready, Running, Start, Stopped};
-use muster_proto::{Generation, Rank};
+use muster_proto::{Generation, Rank, with_causes};
 
 use crate::peers::{Peers, Wish};
 use crate::train::{Conclusion, Ending, Results, TrainError, Trainer};
@@ -24,10 +24,10 @@ pub use control::{AgentGone, Control, ControlError, Order};
 pub use report::Reporter;
 
 /// How a rank's part in a run ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// All is done; the rank that writes has the results.
-    Finished(Option<Box<Results>>),
+    /// All is done.
+    Finished,
     /// It was told to end.
     Stopped,
 }
@@ -187,7 +187,7 @@ impl Seat<'_> {
         let results_text = text.transpose().expect("results have string keys and no foreign types");
         let step = trainer.step_done().unwrap_or(0);
         self.control.tell(Told::Finished(Finished { results: results_text.unwrap_or_default(), step }));
-        Outcome::Finished(results)
+        Outcome::Finished
     }
 }
 
@@ -207,14 +207,4 @@ fn leave<E: Element>(trainer: &mut Trainer<'_, E>) {
         // The closure was dropped, and the peers with it.
         tracing::debug!("no thread to leave a generation: {error}");
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }

@@ -84,10 +84,6 @@ fn run_on(lab: &Lab, name: &str, nodes: &[&str]) -> (Vec<u64>, Results) {
     (ranks.into_iter().map(|(digest, _)| digest).collect(), results[0].clone())
 }
 
-fn sync<T: Sync>(value: &T) -> &T {
-    value
-}
-
 /// Columns of the log: exact ones, and ones that sums in another order may round differently.
 fn compare_logs(one: &[serde_json::Value], many: &[serde_json::Value], tolerance: f64) {
     assert_eq!(one.len(), many.len());
@@ -108,7 +104,7 @@ fn any_number_of_ranks_trains_as_one_does() {
     let one = lab.run("one", never).unwrap().unwrap();
     for nodes in [&["a"][..], &["a", "a"], &["a", "b"], &["a", "a", "b", "b"], &["a", "a", "a"]] {
         let name = nodes.join("");
-        let (digests, results) = run_on(sync(&lab), &name, nodes);
+        let (digests, results) = run_on(&lab, &name, nodes);
         assert!(digests.iter().all(|d| *d == digests[0]), "ranks differ: {digests:?}");
         compare_logs(&lab.log("one"), &lab.log(&name), 1e-5);
         assert_eq!((results.steps, results.rows, results.tokens), (one.steps, one.rows, one.tokens));
@@ -124,7 +120,7 @@ fn a_lost_rank_costs_no_step_and_a_new_one_takes_its_place() {
     lab.run("whole", never).unwrap().unwrap();
     let mut joining = Lab::new();
     joining.joins = true;
-    let (lab, joining) = (sync(&lab), sync(&joining));
+    let (lab, joining) = (&lab, &joining);
     let mut first = Gang::new(1, &["a", "b", "c"]).seats().into_iter();
     let mut second = Gang::new(2, &["a", "b", "c"]).seats().into_iter();
     let survivors: Vec<_> = first.by_ref().take(2).zip(second.by_ref().take(2)).collect();
