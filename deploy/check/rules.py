@@ -93,6 +93,8 @@ def connected(objects: list[dict]) -> list[str]:
             host = value.split(":")[-1] if flag == "--discover" else value.split(":")[0]
             if flag in ("--discover", "--coordinator") and host.split(".")[0] not in services:
                 found.append(f"{argument} names no Service")
+            if flag == "--disruption-budget" and ("PodDisruptionBudget", value) not in names:
+                found.append(f"{argument} names no PodDisruptionBudget")
             if flag == "--scale-statefulset" and ("StatefulSet", value) not in names:
                 found.append(f"{argument} names no StatefulSet")
         for volume in pod.get("volumes", []):

@@ -31,7 +31,7 @@
 {{- fail (printf "trainer.cpuPlacement is dra, which needs resource.k8s.io/v1 (Kubernetes 1.34); this cluster is %s." .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
 {{- if lt ($t.terminationGracePeriodSeconds | int) 60 -}}
-{{- fail "trainer.terminationGracePeriodSeconds is below 60: 30 s are kept for the end, and ranks need time to save." -}}
+{{- fail "trainer.terminationGracePeriodSeconds is below 60: 15 s are kept for the end, and ranks need time to save." -}}
 {{- end -}}
 {{- if and .Values.tls.enabled (eq .Values.mode "cluster") -}}
 {{- if or (not .Values.tls.coordinatorSecret) (not .Values.tls.trainerSecret) -}}
@@ -40,6 +40,9 @@
 {{- end -}}
 {{- if and .Values.coordinator.scaling.enabled (lt (.Values.coordinator.scaling.max | int) (.Values.coordinator.scaling.min | int)) -}}
 {{- fail (printf "coordinator.scaling.max (%v) is below coordinator.scaling.min (%v)." .Values.coordinator.scaling.max .Values.coordinator.scaling.min) -}}
+{{- end -}}
+{{- if and (include "muster.care" .) (ne .Values.coordinator.discovery "endpoints") -}}
+{{- fail (printf "coordinator.explainPods, protectPods, podEvents and scaling need coordinator.discovery endpoints, not %s." .Values.coordinator.discovery) -}}
 {{- end -}}
 {{- if and .Values.kueue.queueName .Values.coordinator.scaling.enabled -}}
 {{- fail "kueue.queueName and coordinator.scaling.enabled exclude each other: Kueue admits a StatefulSet as a whole and knows only 0 and all of its replicas." -}}

@@ -263,7 +263,8 @@ linkerd.io/inject: disabled
 {{- include "muster.securityContext" (dict "capabilities" $capabilities) -}}
 {{- end -}}
 
-{{/* Whether the coordinator talks to the API server. */}}
-{{- define "muster.needsToken" -}}
-{{- or (eq .Values.coordinator.discovery "endpoints") .Values.coordinator.explainPods .Values.coordinator.scaling.enabled -}}
+{{/* Not empty if the coordinator does more for pods than find them. */}}
+{{- define "muster.care" -}}
+{{- $c := .Values.coordinator -}}
+{{- if or $c.explainPods $c.protectPods $c.podEvents $c.scaling.enabled }}yes{{ end -}}
 {{- end -}}
