@@ -51,11 +51,11 @@ manifests:
 	@bash scripts/check-chart.sh render
 
 bench: setup
-	$(CARGO) run --release --locked -p muster-bench -- step
+	$(CARGO) run --release --locked -p muster --bin muster -- bench step
 
 # The same kernels in PyTorch, turn by turn: benches/peers/kernels_torch.py.
 bench-kernels: setup
-	$(CARGO) run --release --locked -p muster-bench -- kernels
+	$(CARGO) run --release --locked -p muster --bin muster -- bench kernels
 
 clean:
 	$(CARGO) clean

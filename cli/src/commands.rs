@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{cluster, doctor, eval, plan, predict, rank, train};
+use crate::{bench, cluster, doctor, eval, plan, predict, rank, train};
 
 /// Runs the command of the arguments.
 ///
@@ -22,6 +22,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Eval(args) => eval::run(args, global),
         Command::Predict(args) => predict::run(args),
         Command::Doctor => doctor::run(global),
+        Command::Bench(command) => bench::run(command, global),
+        Command::Tune(options) => bench::tune(options, global),
         Command::Rank => rank::run(global),
         Command::Coordinator(args) => cluster::coordinator(args),
         Command::Trainer(args) => cluster::trainer(args),
