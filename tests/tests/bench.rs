@@ -32,9 +32,8 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-const SHORT: [&str; 12] = [
-    "bench", "scaling", "--model", "tiny", "--batch", "8", "--rounds", "2", "--steps", "3", "--warmup", "1",
-];
+const SHORT: [&str; 12] =
+    ["bench", "scaling", "--model", "tiny", "--batch", "8", "--rounds", "2", "--steps", "3", "--warmup", "1"];
 
 #[test]
 fn a_scaling_curve_is_measured_reported_and_compared() {
@@ -44,14 +43,28 @@ fn a_scaling_curve_is_measured_reported_and_compared() {
     let text = done(dir.path(), &[&SHORT[..], &files].concat());
     assert!(text.contains("| 1 rank | strong | muster | 8 |"), "{text}");
     let file = json(&dir.path().join("a.json"));
-    assert_eq!((&file["schema"], &file["version"], &file["kind"]), (&"muster-bench".into(), &1.into(), &"scaling".into()));
-    assert!(file["machine"]["cores"].as_u64() > Some(0) && file["command"].as_str().is_some_and(|c| c.contains("--model tiny")));
+    assert_eq!(
+        (&file["schema"], &file["version"], &file["kind"]),
+        (&"muster-bench".into(), &1.into(), &"scaling".into())
+    );
+    assert!(
+        file["machine"]["cores"].as_u64() > Some(0)
+            && file["command"].as_str().is_some_and(|c| c.contains("--model tiny"))
+    );
     let points = file["points"].as_array().expect("points");
     for point in points.iter().filter(|point| point["series"] == "strong") {
         let rates = metric(point, "samples_per_s");
-        let samples: Vec<usize> = rates["samples"].as_array().expect("rounds").iter().map(|r| r.as_array().map_or(0, Vec::len)).collect();
+        let samples: Vec<usize> = rates["samples"]
+            .as_array()
+            .expect("rounds")
+            .iter()
+            .map(|r| r.as_array().map_or(0, Vec::len))
+            .collect();
         assert_eq!(samples, [3, 3], "every sample is kept");
-        assert!(rates["low"].as_f64() <= rates["value"].as_f64() && rates["value"].as_f64() <= rates["high"].as_f64());
+        assert!(
+            rates["low"].as_f64() <= rates["value"].as_f64()
+                && rates["value"].as_f64() <= rates["high"].as_f64()
+        );
         // bf16 activations round differently in another order of rows.
         assert!(metric(point, "loss_difference")["value"].as_f64() < Some(2e-2), "{point}");
         assert!(metric(point, "peak_bytes")["value"].as_f64() > Some(1e6));
@@ -59,12 +72,20 @@ fn a_scaling_curve_is_measured_reported_and_compared() {
     }
     assert!(text.contains("no forecast: a forecast needs 4 points"), "{text}");
     let page = fs::read_to_string(dir.path().join("a.html")).expect("a page");
-    assert!(page.contains("<svg") && !page.replace("http://www.w3.org", "").contains("http"), "a page of its own");
+    assert!(
+        page.contains("<svg") && !page.replace("http://www.w3.org", "").contains("http"),
+        "a page of its own"
+    );
     // A file against itself is the same; against a slower one it is not.
     assert!(done(dir.path(), &["bench", "compare", "a.json", "a.json"]).contains(" 0 worse"));
     let mut slower = file.clone();
     for point in slower["points"].as_array_mut().expect("points") {
-        for metric in point["metrics"].as_array_mut().expect("metrics").iter_mut().filter(|m| m["name"] == "samples_per_s") {
+        for metric in point["metrics"]
+            .as_array_mut()
+            .expect("metrics")
+            .iter_mut()
+            .filter(|m| m["name"] == "samples_per_s")
+        {
             metric["samples"] = serde_json::json!([[0.1, 0.1, 0.1], [0.1, 0.1, 0.1]]);
         }
     }
@@ -80,7 +101,10 @@ fn a_scaling_curve_is_measured_reported_and_compared() {
 fn emulated_nodes_give_a_forecast_that_plans_use() {
     let dir = tempfile::tempdir().expect("a directory");
     let emulate = ["--emulate", "nodes=2,gbit=1", "--emulate", "nodes=3,gbit=10", "--output", "a.json"];
-    let rows = ["bench", "scaling", "--model", "tiny", "--batch", "12", "--rounds", "1", "--steps", "3", "--warmup", "1"];
+    let rows = [
+        "bench", "scaling", "--model", "tiny", "--batch", "12", "--rounds", "1", "--steps", "3", "--warmup",
+        "1",
+    ];
     let output = run(dir.path(), &[&rows[..], &emulate].concat());
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     // What a machine may lack; anything else is a failure.
@@ -93,7 +117,8 @@ fn emulated_nodes_give_a_forecast_that_plans_use() {
     assert!(output.status.success(), "{errors}");
     let file = json(&dir.path().join("a.json"));
     let points = file["points"].as_array().expect("points");
-    let emulated: Vec<&Value> = points.iter().filter(|p| p["dims"]["gbit"].as_f64() > Some(0.0) && p["series"] != "sum").collect();
+    let emulated: Vec<&Value> =
+        points.iter().filter(|p| p["dims"]["gbit"].as_f64() > Some(0.0) && p["series"] != "sum").collect();
     assert_eq!(emulated.len(), 4, "two places, strong and weak");
     for point in &emulated {
         assert!(metric(point, "loss_difference")["value"].as_f64() < Some(2e-2), "{point}");
@@ -106,14 +131,22 @@ fn emulated_nodes_give_a_forecast_that_plans_use() {
     let plan = run_file(dir.path(), "planned", "max_steps = 5");
     let text = done(dir.path(), &["plan", &plan.to_string_lossy(), "--measured", "a.json"]);
     assert!(text.contains("Forecast for weak scaling") && text.contains("| 1024 |"), "{text}");
-    let none = run(dir.path(), &["plan", &plan.to_string_lossy(), "--measured", &example("train.csv").to_string_lossy()]);
-    assert!(!none.status.success() && String::from_utf8_lossy(&none.stderr).contains("not the JSON of a benchmark"), "{none:?}");
+    let none = run(
+        dir.path(),
+        &["plan", &plan.to_string_lossy(), "--measured", &example("train.csv").to_string_lossy()],
+    );
+    assert!(
+        !none.status.success()
+            && String::from_utf8_lossy(&none.stderr).contains("not the JSON of a benchmark"),
+        "{none:?}"
+    );
 }
 
 /// The number in the name of a namespace whose maker is gone; "none" if all have theirs.
 fn output_pid(entries: &[fs::DirEntry]) -> String {
     let makers = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
-    let mut numbers = makers.filter_map(|name| name.strip_prefix("muster-bench-")?.split('-').next().map(ToOwned::to_owned));
+    let mut numbers = makers
+        .filter_map(|name| name.strip_prefix("muster-bench-")?.split('-').next().map(ToOwned::to_owned));
     numbers.find(|pid| !Path::new("/proc").join(pid).exists()).unwrap_or_else(|| "none".into())
 }
 
@@ -133,7 +166,21 @@ fn tuning_writes_a_run_file_that_trains() {
 #[test]
 fn kernels_are_shares_of_the_peak_measured_beside_them() {
     let dir = tempfile::tempdir().expect("a directory");
-    done(dir.path(), &["bench", "gemm", "--only", "f32 forward 512 384", "--rounds", "2", "--threads", "1", "--output", "k.json"]);
+    done(
+        dir.path(),
+        &[
+            "bench",
+            "gemm",
+            "--only",
+            "f32 forward 512 384",
+            "--rounds",
+            "2",
+            "--threads",
+            "1",
+            "--output",
+            "k.json",
+        ],
+    );
     let file = json(&dir.path().join("k.json"));
     let share = metric(&file["points"][0], "of_fma_peak");
     assert_eq!(share["unit"], "ratio");
@@ -145,7 +192,16 @@ fn kernels_are_shares_of_the_peak_measured_beside_them() {
 #[test]
 fn sums_are_measured_by_processes_and_checked() {
     let dir = tempfile::tempdir().expect("a directory");
-    let args = ["bench", "allreduce", "--sizes", "4096:20:1,262144:10:1", "--paths", "world,foreign", "--output", "s.json"];
+    let args = [
+        "bench",
+        "allreduce",
+        "--sizes",
+        "4096:20:1,262144:10:1",
+        "--paths",
+        "world,foreign",
+        "--output",
+        "s.json",
+    ];
     done(dir.path(), &args);
     let file = json(&dir.path().join("s.json"));
     assert_eq!(file["points"].as_array().map(Vec::len), Some(4));

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use anyhow::{Context, Result, ensure};
-use muster_trainer::topology::{HostFacts, split_cpus};
+use anyhow::{Result, ensure};
+use muster_trainer::topology::{Core, HostFacts, split_cpus};
 use serde::{Deserialize, Serialize};
 
 use super::network::Emulation;
@@ -133,12 +133,28 @@ impl Cores {
     pub fn deal(host: &HostFacts, most: usize) -> Result<Self> {
         let cores = host.cores.len().max(1);
         let ranks = most.clamp(1, cores);
-        let split = split_cpus(host, ranks, ranks.max(2))
-            .context("--ranks or --emulate ask for a number of ranks that can't share this machine")?;
-        let shares: Vec<Vec<u32>> = split.ranks.iter().map(|rank| rank.cpus.clone()).collect();
-        let threads = split.ranks.iter().map(|rank| rank.cores).min().unwrap_or(1).max(1);
-        ensure!(shares.iter().all(|share| !share.is_empty()), "this machine names no CPU");
-        Ok(Self { shares, threads, cores })
+        ensure!(
+            cores.is_multiple_of(ranks),
+            "{ranks} ranks can't share the {cores} cores of this machine evenly; {} can",
+            (1..=cores)
+                .filter(|n| cores.is_multiple_of(*n))
+                .map(|n| n.to_string())
+                .collect::<Vec<_>>()
+                .join(", ")
+        );
+        // NUMA node by NUMA node, so that a share lies in one where it can.
+        let node = |core: &Core| {
+            host.nodes.iter().position(|node| core.cpus.iter().any(|cpu| node.cpus.contains(cpu)))
+        };
+        let mut sorted: Vec<&Core> = host.cores.iter().collect();
+        sorted.sort_by_key(|core| node(core));
+        let cpus = |share: &[&Core]| share.iter().flat_map(|core| core.cpus.iter().copied()).collect();
+        let shares: Vec<Vec<u32>> = sorted.chunks(cores / ranks).map(cpus).collect();
+        ensure!(
+            !shares.is_empty() && shares.iter().all(|share| !share.is_empty()),
+            "this machine names no CPU"
+        );
+        Ok(Self { shares, threads: cores / ranks, cores })
     }
 
     /// CPUs of the first `count` shares.
@@ -171,7 +187,7 @@ impl Cores {
 /// The numbers of ranks to measure where none are given: 1, 2, 4, ... that share the cores evenly, and all of them.
 pub fn default_ranks(host: &HostFacts) -> Vec<usize> {
     let cores = host.cores.len().max(1);
-    let fits = |&ranks: &usize| split_cpus(host, ranks, ranks.max(2)).is_ok();
+    let fits = |&ranks: &usize| cores.is_multiple_of(ranks) && split_cpus(host, ranks, ranks.max(2)).is_ok();
     (0..=10).map(|power| 1 << power).take_while(|&ranks| ranks <= cores).filter(fits).collect()
 }
 

@@ -162,6 +162,7 @@ impl Session<'_> {
                 let mut command = inside(&network.hub(), self.env.program);
                 command.args(["coordinator", "--listen", &address, "--state"]).arg(out.join("state"));
                 procs.spawn(self.dir, "coordinator", &mut command, &[])?;
+                self.wait_for(procs, "coordinator", "listens on")?;
                 for node in 0..emulation.nodes {
                     let listen = format!("{}:7071", network.address(node));
                     let name = format!("node{node}");
@@ -209,6 +210,23 @@ impl Session<'_> {
             "train.log_every_steps=1".into(),
         ];
         self.overrides.iter().cloned().chain(own).flat_map(|setting| ["--set".into(), setting]).collect()
+    }
+
+    /// Waits until a process has written these words: agents that announce themselves too early wait long to try again.
+    fn wait_for(&self, procs: &mut Procs, name: &str, words: &str) -> Result<()> {
+        let (begun, log) = (Instant::now(), self.dir.join(format!("{name}.log")));
+        while !fs::read_to_string(&log).unwrap_or_default().contains(words) {
+            procs.check()?;
+            self.check_stop()?;
+            ensure!(
+                begun.elapsed() < SUBMIT,
+                "{name} is not ready after {} s:\n{}",
+                SUBMIT.as_secs(),
+                tail(&log)
+            );
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Gives a run to a coordinator that has just been started.
