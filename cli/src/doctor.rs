@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::args::Global;
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::host;
 
 /// One line of the report.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -35,7 +36,7 @@ struct Report {
 /// # Errors
 /// A stdout that can't be written.
 pub fn run(global: &Global) -> anyhow::Result<Exit> {
-    let report = examine(&HostFacts::detect(), &isa::detect());
+    let report = examine(&host::detect(), &isa::detect());
     print(global, &report, || render(&report))?;
     Ok(Exit::Success)
 }

@@ -14,14 +14,14 @@ use muster_proto::RunSpec;
 use muster_proto::v1::rank_event::Event as Told;
 use muster_proto::v1::{Failed, FailureKind, Origin, Start};
 use muster_trainer::rank::{Control, Outcome, Reporter, Seat};
-use muster_trainer::topology::{HostFacts, bind_process};
+use muster_trainer::topology::bind_process;
 use muster_trainer::train::{Event, Hooks, Prepared, Start as From, Writer, prepare};
 
 use crate::args::Global;
 use crate::exit::Exit;
 use crate::report::Story;
 use crate::survey::survey;
-use crate::{plan, stop};
+use crate::{host, plan, stop};
 
 /// How long a rank may be unreachable before the others give it up.
 const LEASE: Duration = Duration::from_secs(3);
@@ -80,7 +80,7 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
         tracing::warn!("{refusal}; the scheduler places this rank");
     }
     let spec = RunSpec::parse_with(&start.run_file, Path::new(&start.run_file_path), &start.overrides)?;
-    let mut host = HostFacts::detect();
+    let mut host = host::detect();
     host.memory.share(start.local_ranks);
     let never = AtomicBool::new(false);
     let run = survey(&spec, &host, &never, global)?;

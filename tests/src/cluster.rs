@@ -19,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(mut command: Command, log: PathBuf) -> Self {
+    pub(crate) fn start(mut command: Command, log: PathBuf) -> Self {
         let file = File::create(&log).expect("a log file");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         Self { child: command.spawn().expect("a process"), log }

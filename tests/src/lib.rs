@@ -5,7 +5,9 @@ pub mod checkpoints;
 pub mod cluster;
 pub mod fake_rank;
 pub mod headlines;
+pub mod manifests;
 pub mod ranks;
+pub mod sandbox;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -9,7 +9,6 @@ use muster_proto::limits::{ANNOUNCE_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TI
 use muster_proto::v1::AnnounceRequest;
 use muster_proto::v1::agent_server::AgentServer;
 use muster_trainer::agent::{self, AgentOptions, AgentService, Asker, Handle};
-use muster_trainer::topology::HostFacts;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
@@ -18,6 +17,7 @@ use super::args::TrainerArgs;
 use super::client::Client;
 use super::coordinator::stop_signal;
 use crate::exit::Exit;
+use crate::host;
 
 /// How often it is looked whether all ranks have left.
 const LEFT_POLL: Duration = Duration::from_millis(50);
@@ -57,7 +57,7 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
         listen: ip.to_string(),
         program,
         args: rank_args,
-        facts: HostFacts::detect(),
+        facts: host::detect(),
         leave_timeout: Duration::from_secs(args.leave_timeout),
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })

@@ -10,7 +10,7 @@ pub use alloc::keep_freed_memory;
 pub use bind::bind_process;
 pub use budget::{CpuBudget, cpu_budget};
 pub use facts::{Core, HostFacts, HugePages};
-pub use limits::{MemoryFacts, Quota, Throttling, memory_kills};
+pub use limits::{MemoryFacts, Quota, Throttling, memory_kills, volume_room};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 pub use pinning::{Pinning, pinning};
 pub use ranks::{RankCpus, Split, SplitError, split_cpus};
