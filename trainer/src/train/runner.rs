@@ -12,7 +12,7 @@ use muster_kernels::Element;
 use super::error::TrainError;
 use super::evaluate::{EvalHooks, EvalPlan, Evaluators, Rows, evaluate};
 use super::event::Event;
-use super::log::{EvalRecord, Line, MetricsLog};
+use super::log::{EvalRecord, Line, LogError, MetricsLog, NewestLines};
 use super::progress::{LoopState, evaluation};
 use super::settings::{Ending, Hooks, RunRows, Settings};
 use super::store::RunStore;
@@ -36,6 +36,8 @@ pub struct Trainer<'a, E: Element> {
     pub(super) best_report: Option<(u64, Report)>,
     /// The open log, on the rank that writes.
     pub(super) log: Option<MetricsLog>,
+    /// What the log ends with, on every rank.
+    pub(super) newest_lines: NewestLines,
     /// Clock and `state.train_ms` at the start of this process.
     pub(super) started: (Duration, u64),
     /// The step whose checkpoint this process read or wrote last.
@@ -57,6 +59,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let started = ((hooks.clock)(), state.train_ms);
         let saved_step = (state.step > 0).then_some(state.step);
         let (best_report, log, peers) = (None, None, Peers::alone());
+        let newest_lines = NewestLines::default();
         Self {
             engine,
             settings,
@@ -68,6 +71,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             has_state,
             best_report,
             log,
+            newest_lines,
             started,
             saved_step,
         }
@@ -165,9 +169,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let epoch = self.settings.pace.epoch(step);
         let duration_s = (self.hooks.clock)().saturating_sub(begun).as_secs_f64();
         let record = EvalRecord { step, epoch, best, report, duration_s };
-        if let Some(log) = &mut self.log {
-            log.write(&Line::Eval(&record))?;
-        }
+        self.log_line(Line::Eval(record.clone()))?;
         self.tell(&Event::EvalDone(record));
         if best {
             self.save_unless_saved()?;
@@ -220,6 +222,15 @@ impl<'a, E: Element> Trainer<'a, E> {
     /// What operations with the peers wait for, for the report of a failure.
     pub fn flight_record(&self) -> Vec<String> {
         self.peers.flight_record()
+    }
+
+    /// Notes a line, and writes it on the rank that writes.
+    pub(super) fn log_line(&mut self, line: Line) -> Result<(), LogError> {
+        if let Some(log) = &mut self.log {
+            log.write(&line)?;
+        }
+        self.newest_lines.push(line);
+        Ok(())
     }
 
     fn is_exhausted(&self) -> bool {
