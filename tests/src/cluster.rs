@@ -171,8 +171,17 @@ impl Cluster {
 
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
+        self.start_agent(name, step_ms, &[])
+    }
+
+    /// Starts an agent with more arguments.
+    pub fn agent_args(&self, name: &str, args: &[&str]) -> Process {
+        self.start_agent(name, 20, args)
+    }
+
+    fn start_agent(&self, name: &str, step_ms: u32, args: &[&str]) -> Process {
         let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
-        command.arg(&self.address);
+        command.arg(&self.address).args(args);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muster_tests::cluster::{Cluster, Process, wait};
+use muster_tests::cluster::{Cluster, Process, signal, wait};
 use muster_tests::fake_kube::FakeKube;
 use serde_json::{Value, json};
 
@@ -149,4 +149,61 @@ fn people_read_what_a_run_waits_for_and_the_cluster_is_told_what_is_needed() {
     cluster.until_state(&small, "succeeded");
     written("the mark taken back", &|(_, path, body)| path.contains("/pods/trainer-") && is_freed(body));
     written("evictions again", &|(_, _, body)| body["spec"]["maxUnavailable"] == "100%");
+}
+
+#[test]
+fn an_agent_that_ends_while_the_coordinator_is_away_lets_its_ranks_save() {
+    let dir = tempfile::tempdir().unwrap();
+    let (cluster, coordinator) = Cluster::start(dir.path(), rank());
+    let mut agents = ["a", "b"].map(|name| cluster.agent(name));
+    cluster.until_nodes(2);
+    let run = cluster.submit(&cluster.run_file("alone", 800, "nodes = 2\nper_node = 1"));
+    cluster.until_step(&run, 10);
+    coordinator.kill();
+    let before = cluster.steps("alone").len() as u64;
+    agents.iter().for_each(|agent| agent.signal("TERM"));
+    for agent in &mut agents {
+        assert_eq!(agent.exit_code(), Some(0), "{}", agent.log());
+    }
+    let saved: u64 = std::fs::read_to_string(dir.path().join("alone/checkpoint")).unwrap().parse().unwrap();
+    assert!(saved >= before, "step {saved} is saved, {before} were done");
+    // Others go on from there.
+    let _coordinator = cluster.coordinator();
+    let _agents = ["a", "b"].map(|name| cluster.agent(name));
+    cluster.until_state(&run, "succeeded");
+    assert_eq!(cluster.steps("alone"), (1..=800).collect::<Vec<u64>>(), "no step is lost");
+}
+
+#[test]
+fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
+    use tonic_health::pb::health_check_response::ServingStatus;
+    use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+    let dir = tempfile::tempdir().unwrap();
+    let (cluster, _coordinator) = Cluster::start(dir.path(), rank());
+    let mut agent = cluster.agent_args("a", &["--health-listen", "127.0.0.1:0", "--grace-seconds", "60"]);
+    cluster.until_nodes(1);
+    let log = agent.log();
+    let at = log.split("health for probes is at ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ask = |service: &str| {
+        runtime.block_on(async {
+            let mut client = HealthClient::connect(format!("http://{at}")).await.unwrap();
+            let answer = client.check(HealthCheckRequest { service: service.into() }).await.unwrap();
+            answer.into_inner().status()
+        })
+    };
+    for service in ["", "startup", "ready"] {
+        assert_eq!(ask(service), ServingStatus::Serving, "{service}");
+    }
+    // A rank that takes its time to leave.
+    let run = cluster.submit(&cluster.run_file("long", 100_000, ""));
+    cluster.until_step(&run, 3);
+    let pids = cluster.rank_pids(&run);
+    signal(pids[0].1, "STOP");
+    agent.signal("TERM");
+    wait("an agent that takes no work", || (ask("ready") == ServingStatus::NotServing).then_some(()));
+    assert_eq!((ask(""), ask("startup")), (ServingStatus::Serving, ServingStatus::Serving));
+    signal(pids[0].1, "CONT");
+    assert_eq!(agent.exit_code(), Some(0), "{}", agent.log());
 }

@@ -94,10 +94,12 @@ impl Listings {
             let why = match (pod.ready, explained) {
                 (false, Some(why)) => format!("not ready for {age} s ({why})"),
                 (false, None) => format!("not ready for {age} s"),
-                (true, _) => match lost(address) {
-                    Some(reason) => format!("ready for {age} s, but not connected: {reason}"),
-                    None => format!("ready for {age} s, but not connected"),
-                },
+                (true, _) => {
+                    // Names in DNS say nothing about readiness.
+                    let word = if pod.uid.is_empty() { "listed" } else { "ready" };
+                    let reason = lost(address).map(|reason| format!(": {reason}")).unwrap_or_default();
+                    format!("{word} for {age} s, but not connected{reason}")
+                }
             };
             let (name, address, pod) = (pod.name.clone(), address.clone(), Some(pod.clone()));
             absent.push(Absent { name, address, pod, why });
@@ -219,5 +221,68 @@ fn message(pod: &ListedPod) -> v1::ListedPod {
         zone: pod.zone.clone(),
         ready: pod.ready,
         terminating: pod.terminating,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pod(name: &str, uid: &str, ready: bool) -> Option<ListedPod> {
+        Some(ListedPod { name: name.into(), uid: uid.into(), ready, ..ListedPod::default() })
+    }
+
+    fn words(listings: &Listings, there: &[&str], at_s: u64) -> Vec<String> {
+        let there = there.iter().copied().collect();
+        let lost = |address: &str| (address == "10.0.0.3:7").then(|| "no route".to_owned());
+        let absent = listings.absent(&there, lost, Duration::from_secs(at_s));
+        absent.iter().map(|one| format!("{} {}", one.name, one.why)).collect()
+    }
+
+    #[test]
+    fn who_is_missing_is_told_with_age_and_reason() {
+        let mut listings = Listings::default();
+        let found = |ready| {
+            Found::from([
+                ("10.0.0.1:7".to_owned(), pod("t-0", "u0", true)),
+                ("10.0.0.2:7".to_owned(), pod("t-1", "u1", ready)),
+                ("10.0.0.3:7".to_owned(), pod("t-2", "u2", true)),
+            ])
+        };
+        listings.take(0, found(false), Duration::from_secs(10));
+        listings.explain(BTreeMap::from([
+            ("t-1".to_owned(), "ImagePullBackOff".to_owned()),
+            ("t-3".to_owned(), "Pending: Unschedulable".to_owned()),
+        ]));
+        // Told again, it is still as old as it was.
+        listings.take(0, found(false), Duration::from_secs(20));
+        assert_eq!(
+            words(&listings, &["10.0.0.1:7"], 50),
+            [
+                "t-1 not ready for 40 s (ImagePullBackOff)",
+                "t-2 ready for 40 s, but not connected: no route",
+                "t-3 is not there (Pending: Unschedulable)",
+            ]
+        );
+        assert_eq!(listings.expected(), 4);
+        listings.take(0, found(true), Duration::from_secs(60));
+        assert_eq!(words(&listings, &["10.0.0.1:7"], 62)[0], "t-1 ready for 2 s, but not connected");
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_pod_that_is_listed_there() {
+        let mut listings = Listings::default();
+        listings.take(0, Found::from([("10.0.0.1:7".to_owned(), pod("t-0", "new", true))]), Duration::ZERO);
+        let report = |uid: &str| {
+            let pod = v1::Pod { name: "t-0".into(), uid: uid.into(), ..v1::Pod::default() };
+            NodeReport { pod: Some(pod), ..NodeReport::default() }
+        };
+        assert_eq!(listings.check("10.0.0.1:7", &report("new")), Ok(()));
+        assert!(listings.check("10.0.0.1:7", &report("old")).unwrap_err().contains("lists t-0 (new)"));
+        assert_eq!(listings.check("10.0.0.1:7", &NodeReport::default()), Ok(()), "it doesn't say who it is");
+        assert_eq!(listings.check("10.0.0.2:7", &report("old")), Ok(()), "nobody is listed there");
+        assert_eq!(listings.current("t-0"), Some("new"));
     }
 }

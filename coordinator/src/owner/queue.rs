@@ -87,6 +87,18 @@ pub(super) fn plan(
     verdicts
 }
 
+/// Nodes that the queue could use, whether they are there or not. Runs beyond their tenant's limit use none.
+pub(super) fn nodes_wanted(queue: &[Waiting], mut quota: Quota) -> u32 {
+    let mut wanted = 0_u32;
+    for run in queue.iter() {
+        if quota.refusal(&run.tenant).is_none() {
+            *quota.running.entry(run.tenant.clone()).or_default() += 1;
+            wanted = wanted.saturating_add(run.ranks.nodes.unwrap_or(1));
+        }
+    }
+    wanted
+}
+
 fn fit(run: &Waiting, free: &[&NodeReport], connected: usize) -> Verdict {
     let mut refusal = None;
     let mut taken: Vec<(String, u32)> = Vec::new();
@@ -183,6 +195,7 @@ mod tests {
             .map(|(id, _)| id.as_str())
             .collect();
         assert_eq!(started, ["a1", "b1", "free"]);
+        assert_eq!(nodes_wanted(&queue, Quota { running: BTreeMap::new(), limit: Some(1) }), 3);
         let reason = "a has 1 runs at work; a tenant may have 1 at once";
         assert_eq!(verdicts[1].1, Verdict::Wait(reason.into()));
     }

@@ -61,8 +61,9 @@ impl Owner {
             live.gang().nodes().into_keys().map(|node| (node.to_owned(), entry.row.name.clone()))
         });
         let demand = Demand {
+            is_known: true,
             busy: nodes.collect(),
-            wanted: queue.iter().map(|run| run.ranks.nodes.unwrap_or(1)).fold(0, u32::saturating_add),
+            wanted: queue::nodes_wanted(queue, self.quota()),
             connected: self.nodes.usable().map(|node| node.report.node.clone()).collect(),
         };
         self.options.demand.send_if_modified(|told| {

@@ -173,6 +173,9 @@ impl Care {
             }
             let now = demand.borrow_and_update().clone();
             let known = pods.borrow_and_update().clone();
+            if !now.is_known {
+                continue;
+            }
             if self.options.protect {
                 let wrong = |(name, pod): &(&String, &PodNow)| pod.protected != now.busy.contains_key(*name);
                 for (name, _) in known.iter().filter(wrong) {
