@@ -136,9 +136,14 @@ impl Work {
         };
         dns.stand_as(&self.standing, why);
         let asking = async {
+            let mut has_any = false;
             loop {
                 let found = dns.changed().await;
-                self.tell(found);
+                // Names that do not exist yet take nothing away that slices have told.
+                has_any |= !found.is_empty();
+                if has_any {
+                    self.tell(found);
+                }
             }
         };
         match time {
