@@ -23,7 +23,7 @@ pub struct Health {
 }
 
 impl Health {
-    /// Serves from now on until the process ends: alive, not yet started, not ready.
+    /// Serves from now on until the process ends: alive, not yet started.
     ///
     /// # Errors
     /// An address that can't be listened on, or a system that refuses a thread.
@@ -33,19 +33,20 @@ impl Health {
         let listener = std::net::TcpListener::bind(address).with_context(failed)?;
         listener.set_nonblocking(true).with_context(failed)?;
         tracing::info!("health for probes is at {}", listener.local_addr().with_context(failed)?);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("can't make an event loop")?;
+        // A service that nothing was said about is unknown, which probes take for a failure.
         let (reporter, service) = tonic_health::server::health_reporter();
-        runtime.block_on(set(&reporter, &SERVICES, ServingStatus::NotServing));
         let serve = async move {
             let listener = TcpListener::from_std(listener)?;
             let server = Server::builder().max_concurrent_streams(16).add_service(service);
             server.serve_with_incoming(TcpListenerStream::new(listener)).await?;
             anyhow::Ok(())
         };
-        let run = move || match runtime.block_on(serve) {
-            Ok(()) => {}
-            Err(error) => tracing::error!("health for probes ended: {error:#}"),
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let served = runtime.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(serve));
+            if let Err(error) = served {
+                tracing::error!("health for probes ended: {error:#}");
+            }
         };
         std::thread::Builder::new().name("muster-health".into()).spawn(run).with_context(failed)?;
         Ok(Self { reporter: Some(reporter) })

@@ -248,7 +248,7 @@ mod tests {
             let report = match metric {
                 "mse" => {
                     serde_json::json!({"task": "regression", "rows": 1, "loss": null, "mse": value, "rmse": null,
-                    "mae": null, "pearson": null, "spearman": null, "unpredicted": 0, "targets": []})
+                    "mae": null, "pearson": null, "spearman": null, "unpredicted": 0, "constant": false, "targets": []})
                 }
                 _ => serde_json::json!({"task": "single_label", "rows": 1, "loss": null, "accuracy": value,
                     "f1_macro": null, "f1_micro": null, "f1_weighted": null, "mcc": null, "unpredicted": 0,
