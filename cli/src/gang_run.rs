@@ -124,6 +124,7 @@ fn agent_options(request: &LocalRun, facts: HostFacts) -> anyhow::Result<AgentOp
         program,
         args,
         facts,
+        pod: None,
         leave_timeout: muster_proto::limits::LEAVE_TIMEOUT,
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })
