@@ -16,6 +16,7 @@ mod eval;
 mod exit;
 mod gang_run;
 mod logging;
+mod place;
 mod plan;
 mod predict;
 mod progress;

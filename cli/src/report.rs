@@ -11,7 +11,7 @@ use muster_proto::SpecError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
-use muster_trainer::topology::SplitError;
+use muster_trainer::topology::{MembindError, SplitError};
 use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
@@ -48,6 +48,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         PlanError => Exit::Resources,
         PlacementError => Exit::Usage,
         SplitError => Exit::Usage,
+        MembindError => Exit::Resources,
         ParseCapError => Exit::Usage,
     }
     None

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::muster;
+use crate::netns::inside;
 
 /// How long a state may take to come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -111,14 +112,21 @@ pub struct Cluster {
     dir: PathBuf,
     rank: PathBuf,
     address: String,
+    /// The network namespace of the coordinator and of those who ask it.
+    space: Option<String>,
     count: std::cell::Cell<u32>,
 }
 
 impl Cluster {
     /// Starts a coordinator with its files below `dir`; `rank` is the program of ranks.
     pub fn start(dir: &Path, rank: &Path) -> (Self, Process) {
-        let mut cluster =
-            Self { dir: dir.into(), rank: rank.into(), address: "127.0.0.1:0".into(), count: 0.into() };
+        Self::start_at(dir, rank, (None, "127.0.0.1"))
+    }
+
+    /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there.
+    pub fn start_at(dir: &Path, rank: &Path, (space, ip): (Option<String>, &str)) -> (Self, Process) {
+        let address = format!("{ip}:0");
+        let mut cluster = Self { dir: dir.into(), rank: rank.into(), address, space, count: 0.into() };
         let coordinator = cluster.coordinator();
         cluster.address = coordinator.address();
         (cluster, coordinator)
@@ -150,6 +158,7 @@ impl Cluster {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
         command.arg(state);
+        let command = self.beside_coordinator(command);
         Process::start(command, self.log("coordinator"))
     }
 
@@ -160,12 +169,30 @@ impl Cluster {
 
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
-        let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
+        let mut command = Self::agent_command(name, "127.0.0.1");
         command.arg(&self.address);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }
         Process::start(command, self.log(name))
+    }
+
+    /// Starts an agent in a network namespace, with ranks that train.
+    pub fn agent_in(&self, space: &str, name: &str, ip: &str) -> Process {
+        let mut command = Self::agent_command(name, ip);
+        command.arg(&self.address);
+        Process::start(inside(space, &command), self.log(name))
+    }
+
+    fn agent_command(name: &str, ip: &str) -> Command {
+        muster(&["trainer", "--listen", &format!("{ip}:0"), "--name", name, "--coordinator"])
+    }
+
+    fn beside_coordinator(&self, command: Command) -> Command {
+        match &self.space {
+            Some(space) => inside(space, &command),
+            None => command,
+        }
     }
 
     /// Writes a run file with its own output directory.
@@ -183,7 +210,7 @@ impl Cluster {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = muster(args);
         command.args(["--json", "--coordinator", &self.address]);
-        command
+        self.beside_coordinator(command)
     }
 
     /// The answer to a command that succeeds.

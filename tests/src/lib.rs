@@ -5,6 +5,7 @@ pub mod checkpoints;
 pub mod cluster;
 pub mod fake_rank;
 pub mod headlines;
+pub mod netns;
 pub mod ranks;
 
 use std::path::{Path, PathBuf};
