@@ -1,7 +1,7 @@
 # What the machine's process 1 asks, in the words of busybox.
 
-STEPS=16
-LOOK_AT=4
+STEPS=10
+LOOK_AT=2
 
 # Forty short rows of two labels.
 rows() {
@@ -17,17 +17,17 @@ version = 1
 name = "$1"
 output_dir = "$1"
 [model]
-path = "/work/model"
+path = "/work/guest/model"
 init = "random"
 [task]
 type = "single_label"
 [data]
 train = "rows.csv"
-max_length = 32
+max_length = 16
 cache_dir = "cache"
 [train]
 max_steps = $STEPS
-global_batch = 8
+global_batch = 4
 learning_rate = 1e-3
 precision = "f32"
 log_every_steps = 1

@@ -62,7 +62,8 @@ impl Net {
 
     fn plug(&self, node: usize) -> bool {
         let (switch, space, port) = (self.switch(), self.node(node), format!("p{node}"));
-        let veth = ["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space];
+        let veth =
+            ["-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &space];
         ip(&["netns", "add", &space])
             && ip(&veth)
             && ip(&["-n", &switch, "link", "set", &port, "master", "br0", "up"])

@@ -65,7 +65,10 @@ impl Run {
         let (errors, out) = (dir.join(format!("{name}.err")), dir.join(format!("{name}.out")));
         let mut command = muster(&["train", "--json", "--set", "train.threads=auto", "--ranks"]);
         command.arg(ranks.to_string()).arg(file).env("MUSTER_PLACE_INTERVAL_S", "0.1");
-        command.stdin(Stdio::null()).stdout(File::create(&out).unwrap()).stderr(File::create(&errors).unwrap());
+        command
+            .stdin(Stdio::null())
+            .stdout(File::create(&out).unwrap())
+            .stderr(File::create(&errors).unwrap());
         let run = Self { child: command.spawn().unwrap(), errors, out };
         taskset(run.child.id(), &cpus);
         run
@@ -141,7 +144,10 @@ fn a_rank_whose_cpu_is_taken_away_goes_on_where_it_may() {
     assert_eq!(rebinds, [0, 1], "{results:#}");
     for rank in ranks {
         let local = rank["numa_local"].as_f64();
-        assert!(local.is_none_or(|share| share > 0.95), "on a machine of one node everything is local: {rank}");
+        assert!(
+            local.is_none_or(|share| share > 0.95),
+            "on a machine of one node everything is local: {rank}"
+        );
     }
 }
 
@@ -149,5 +155,7 @@ fn a_rank_whose_cpu_is_taken_away_goes_on_where_it_may() {
 fn children(pid: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
-    lists.flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+    lists
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }

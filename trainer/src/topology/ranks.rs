@@ -91,7 +91,8 @@ pub fn split_cpus(facts: &HostFacts, local_ranks: usize, world_ranks: usize) -> 
     } else {
         parts_of_domains(&domains, local_ranks)?
     };
-    let mut reason = format!("{} ranks on {} NUMA nodes", local_ranks, domains.len());
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let mut reason = format!("{} on {}", count(local_ranks, "rank"), count(domains.len(), "NUMA node"));
     if let Some(quota) = &facts.quota {
         let most = ((quota.cpus.floor() as usize) / local_ranks).max(1);
         if shares.iter().any(|share| share.len() > most) {
