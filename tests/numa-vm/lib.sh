@@ -31,6 +31,9 @@ global_batch = 4
 learning_rate = 1e-3
 precision = "f32"
 log_every_steps = 1
+[ranks]
+# Nobody may be given up here for being slow, or for being looked at.
+patience_s = 3600
 END
 }
 
@@ -81,7 +84,9 @@ pages() { # pid, node
 }
 
 local_enough() { # pid, node
-    [ "$2" != mixed ] && count_pages "$@" | awk '{ exit !($2 > 1000 && $3 > 100 && $1 >= 0.95 * $2) }'
+    [ "$2" != mixed ] && count_pages "$@" | awk '
+        { enough = $2 > 1000 && $3 > 100 && $1 >= 0.95 * $2 }
+        END { exit !enough }'
 }
 
 # Established TCP connections of the machine.
