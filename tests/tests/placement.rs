@@ -159,3 +159,61 @@ fn children(pid: u32) -> Vec<u32> {
         .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
         .collect()
 }
+
+/// A control group of one test; removed with its owner, when its processes are gone.
+struct Group {
+    dir: PathBuf,
+    /// File and text of a quota of one and a half CPUs.
+    quota: (&'static str, &'static str),
+}
+
+impl Group {
+    /// None where this user can't make one that limits CPU time.
+    fn new() -> Option<Self> {
+        let name = format!("muster-test-{}", std::process::id());
+        let v1 = Path::new("/sys/fs/cgroup/cpu").join(&name);
+        let v2 = Path::new("/sys/fs/cgroup").join(&name);
+        let choices = [(v1, ("cpu.cfs_quota_us", "150000")), (v2, ("cpu.max", "150000 100000"))];
+        let made = choices.into_iter().find_map(|(dir, quota)| {
+            fs::create_dir(&dir).ok()?;
+            let group = Self { dir, quota };
+            group.dir.join(quota.0).exists().then_some(group)
+        });
+        if made.is_none() {
+            println!("skipped: this user can't make control groups with CPU quotas");
+        }
+        made
+    }
+
+    fn limit(&self) {
+        fs::write(self.dir.join(self.quota.0), self.quota.1).unwrap();
+    }
+
+    fn take(&self, pid: u32) {
+        fs::write(self.dir.join("cgroup.procs"), pid.to_string()).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A directory that never came into being is an error that doesn't matter.
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+#[test]
+fn a_quota_that_comes_while_training_is_followed_and_counted() {
+    let Some(cpus) = two_cpus() else { return };
+    let Some(group) = Group::new() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let run = Run::start(dir.path(), "short", 1, cpus);
+    group.take(run.child.id());
+    run.until_it_trains(dir.path(), "short");
+    group.limit();
+    run.until_it_says("it has a quota of 1.5 CPUs instead of no quota");
+    run.until_it_says("computes with 1 threads (before: 2)");
+    let results = run.results();
+    let place = &results["ranks"][0];
+    assert!(place["periods"].as_u64() > Some(0) && place["throttled"].is_number(), "{place}");
+    assert_eq!((place["threads"].as_u64(), place["rebinds"].as_u64()), (Some(1), Some(1)));
+}

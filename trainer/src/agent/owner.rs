@@ -1,7 +1,6 @@
 //! The owner task: all ranks of the node, and the session with the coordinator if there is one.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::path::Path;
 use std::time::Duration;
 
 use muster_proto::limits::{AGENT_INBOX, ENDED_RANKS_KEPT, MAX_RANKS_PER_NODE, SESSION_QUEUE};
@@ -13,9 +12,10 @@ use muster_proto::v1::{
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::aside::Aside;
 use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
-use crate::topology::{Allowed, HostFacts, bind_other_threads, split_cpus};
+use crate::topology::split_cpus;
 
 /// How often orphans are looked for.
 const REAP_INTERVAL: Duration = Duration::from_secs(1);
@@ -49,10 +49,7 @@ pub(super) struct Owner {
     sessions: u64,
     inbox: mpsc::Sender<Request>,
     leaving: Option<(String, Instant)>,
-    /// What this process might use when the options were made.
-    allowed: Allowed,
-    /// Whether threads of this process are bound to the core that ranks leave.
-    is_aside: bool,
+    aside: Aside,
 }
 
 impl Owner {
@@ -65,8 +62,7 @@ impl Owner {
             sessions: 0,
             inbox,
             leaving: None,
-            allowed: Allowed::read(Path::new("/")),
-            is_aside: false,
+            aside: Aside::new(),
         }
     }
 
@@ -280,7 +276,9 @@ impl Owner {
         }
         start.node.clone_from(&self.options.node);
         if alive == 0 {
-            self.refresh();
+            if let Some(facts) = self.aside.news() {
+                self.options.facts = facts;
+            }
         }
         if start.cpus.is_empty() {
             let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
@@ -288,12 +286,11 @@ impl Owner {
                 Some(hint) => format!("{error}; {hint}"),
                 None => error.to_string(),
             })?;
-            self.stand_aside(&split.spare);
+            self.aside.keep_to(&split.spare);
             let share = split.ranks.into_iter().nth(start.local_rank as usize);
             (start.cpus, start.spare_cpus) = share.map(|share| (share.cpus, share.spare)).unwrap_or_default();
         }
-        // Without CPUs of its own a rank gets all of them, not those that this process keeps to.
-        let cpus = if start.cpus.is_empty() && self.is_aside { &self.allowed.cpus } else { &start.cpus };
+        let cpus = self.aside.birthplace(&start.cpus);
         let process = process::start(&self.options, (&start.member_id, cpus), to_me.clone())
             .map_err(|error| format!("{}: {error}", self.options.program.display()))?;
         let rank = Rank {
@@ -308,24 +305,6 @@ impl Owner {
         let command = RankCommand { command: Some(rank_command::Command::Start(start)) };
         process.commands.try_send(command).map_err(|error| error.to_string())?;
         Ok(Rank { process: Some(process), ..rank })
-    }
-
-    /// Reads the machine again, if what this process may use has changed: cpusets change under containers that wait.
-    fn refresh(&mut self) {
-        let allowed = Allowed::read(Path::new("/"));
-        if allowed != self.allowed {
-            tracing::warn!("the CPUs of this node have changed: now {} CPUs", allowed.cpus.len());
-            self.allowed = allowed;
-            self.options.facts = HostFacts::detect();
-        }
-    }
-
-    /// Keeps to the core that ranks leave to communication and control, if they leave one.
-    fn stand_aside(&mut self, spare: &[u32]) {
-        if !spare.is_empty() || self.is_aside {
-            bind_other_threads(if spare.is_empty() { &self.allowed.cpus } else { spare });
-            self.is_aside = !spare.is_empty();
-        }
     }
 
     fn hear_rank(&mut self, member: &str, from: FromProcess) {
