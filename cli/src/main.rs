@@ -17,6 +17,7 @@ mod exit;
 mod gang_run;
 mod host;
 mod logging;
+mod place;
 mod plan;
 mod predict;
 mod progress;

@@ -91,6 +91,8 @@ pub const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 /// Most CPUs of a machine that the topology reader accepts.
 pub const MAX_CPUS: usize = 8_192;
+/// How often a process looks whether its CPUs or its quota have changed.
+pub const PLACE_INTERVAL: Duration = Duration::from_secs(10);
 /// Deepest cgroup nesting that is followed.
 pub const MAX_CGROUP_DEPTH: usize = 64;
 /// Most nodes of one run.

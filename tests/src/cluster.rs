@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::muster;
+use crate::netns::inside;
 
 /// How long a state may take to come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -111,6 +112,8 @@ pub struct Cluster {
     dir: PathBuf,
     rank: PathBuf,
     address: String,
+    /// The network namespace of the coordinator and of those who ask it.
+    space: Option<String>,
     count: std::cell::Cell<u32>,
     /// More arguments of the coordinator, and variables of its environment.
     more: (Vec<String>, Vec<(String, String)>),
@@ -119,7 +122,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a coordinator with its files below `dir`; `rank` is the program of ranks.
     pub fn start(dir: &Path, rank: &Path) -> (Self, Process) {
-        Self::start_with(dir, rank, &[], &[])
+        Self::new(dir, rank).begin()
     }
 
     /// As [`Cluster::start`], with more arguments and variables for the coordinator.
@@ -128,8 +131,28 @@ impl Cluster {
             args.iter().map(|arg| (*arg).to_owned()).collect(),
             env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
         );
+        Self { more, ..Self::new(dir, rank) }.begin()
+    }
+
+    /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there.
+    pub fn start_at(dir: &Path, rank: &Path, (space, ip): (Option<String>, &str)) -> (Self, Process) {
+        Self { address: format!("{ip}:0"), space, ..Self::new(dir, rank) }.begin()
+    }
+
+    fn new(dir: &Path, rank: &Path) -> Self {
         let address = "127.0.0.1:0".to_owned();
-        let mut cluster = Self { dir: dir.into(), rank: rank.into(), address, count: 0.into(), more };
+        Self {
+            dir: dir.into(),
+            rank: rank.into(),
+            address,
+            space: None,
+            count: 0.into(),
+            more: Default::default(),
+        }
+    }
+
+    fn begin(self) -> (Self, Process) {
+        let mut cluster = self;
         let coordinator = cluster.coordinator();
         cluster.address = coordinator.address();
         (cluster, coordinator)
@@ -161,6 +184,7 @@ impl Cluster {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
         command.arg(state).args(&self.more.0).envs(self.more.1.iter().cloned());
+        let command = self.beside_coordinator(command);
         Process::start(command, self.log("coordinator"))
     }
 
@@ -180,7 +204,7 @@ impl Cluster {
     }
 
     fn start_agent(&self, name: &str, step_ms: u32, args: &[&str]) -> Process {
-        let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
+        let mut command = Self::agent_command(name, "127.0.0.1");
         command.arg(&self.address).args(args);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
@@ -194,6 +218,24 @@ impl Cluster {
             muster(&["trainer", "--listen", "127.0.0.1:0", "--pod-name", name, "--pod-uid", uid]);
         command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", "20");
         Process::start(command, self.log(name))
+    }
+
+    /// Starts an agent in a network namespace, with ranks that train.
+    pub fn agent_in(&self, space: &str, name: &str, ip: &str) -> Process {
+        let mut command = Self::agent_command(name, ip);
+        command.arg(&self.address);
+        Process::start(inside(space, &command), self.log(name))
+    }
+
+    fn agent_command(name: &str, ip: &str) -> Command {
+        muster(&["trainer", "--listen", &format!("{ip}:0"), "--name", name, "--coordinator"])
+    }
+
+    fn beside_coordinator(&self, command: Command) -> Command {
+        match &self.space {
+            Some(space) => inside(space, &command),
+            None => command,
+        }
     }
 
     /// Writes a run file with its own output directory.
@@ -211,7 +253,7 @@ impl Cluster {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = muster(args);
         command.args(["--json", "--coordinator", &self.address]);
-        command
+        self.beside_coordinator(command)
     }
 
     /// What a command that succeeds prints for people.

@@ -7,6 +7,7 @@ pub mod fake_kube;
 pub mod fake_rank;
 pub mod headlines;
 pub mod manifests;
+pub mod netns;
 pub mod ranks;
 pub mod sandbox;
 

@@ -8,6 +8,7 @@ use super::{sweep, words};
 use crate::args::Global;
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::scores::percent;
 
 /// Lists runs, the newest first.
 ///
@@ -119,8 +120,12 @@ fn ranks(run: &Run) -> String {
             ms(progress.map(|p| p.compute_us)),
             ms(progress.map(|p| p.exposed_us)),
             ms(progress.map(|p| p.data_us)),
+            progress.and_then(|p| p.place).map_or(String::new(), |place| place.cores.to_string()),
+            percent(progress.and_then(words::numa_local)),
+            percent(progress.and_then(words::throttled)),
         ]
     };
     let rows: Vec<_> = run.ranks.iter().map(row).collect();
-    table(&["rank", "process", "state", "step", "step ms", "compute", "exposed", "data"], &rows)
+    let head = ["rank", "process", "state", "step", "step ms", "compute", "exposed", "data"];
+    table(&[&head[..], &["cores", "NUMA-local", "throttled"]].concat(), &rows)
 }

@@ -22,6 +22,8 @@ use crate::topology::HostFacts;
 pub use describe::{boot_id, new_incarnation};
 pub use server::{AgentService, COORDINATOR_ID};
 
+mod aside;
+mod birth;
 mod death;
 mod describe;
 mod farewell;

@@ -12,6 +12,7 @@ use muster_proto::v1::{
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::aside::Aside;
 use super::farewell::{Known, farewell};
 use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
@@ -54,6 +55,7 @@ pub(super) struct Owner {
     sessions: u64,
     inbox: mpsc::Sender<Request>,
     leaving: Option<(String, Instant)>,
+    aside: Aside,
     /// When frozen ranks were looked for last.
     looked: Instant,
     /// Since when no coordinator is there; looked at now and then.
@@ -72,6 +74,7 @@ impl Owner {
             sessions: 0,
             inbox,
             leaving: None,
+            aside: Aside::new(),
             looked: Instant::now(),
             alone_since: None,
             said_farewell: false,
@@ -338,16 +341,23 @@ impl Owner {
             start.listen.clone_from(&self.options.listen);
         }
         start.node.clone_from(&self.options.node);
+        if alive == 0 {
+            if let Some(facts) = self.aside.news() {
+                self.options.facts = facts;
+            }
+        }
         if start.cpus.is_empty() {
             let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
             let split = split.map_err(|error| match error.hint() {
                 Some(hint) => format!("{error}; {hint}"),
                 None => error.to_string(),
             })?;
+            self.aside.keep_to(&split.spare);
             let share = split.ranks.into_iter().nth(start.local_rank as usize);
-            start.cpus = share.map(|share| share.cpus).unwrap_or_default();
+            (start.cpus, start.spare_cpus) = share.map(|share| (share.cpus, share.spare)).unwrap_or_default();
         }
-        let process = process::start(&self.options, &start.member_id, to_me.clone())
+        let cpus = self.aside.birthplace(&start.cpus);
+        let process = process::start(&self.options, (&start.member_id, cpus), to_me.clone())
             .map_err(|error| format!("{}: {error}", self.options.program.display()))?;
         let rank = Rank {
             run_id: start.run_id.clone(),

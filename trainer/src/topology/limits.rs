@@ -26,6 +26,17 @@ pub struct Throttling {
     pub throttled_us: u64,
 }
 
+impl Throttling {
+    /// What was counted after `before` was.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            periods: self.periods.saturating_sub(before.periods),
+            throttled: self.throttled.saturating_sub(before.throttled),
+            throttled_us: self.throttled_us.saturating_sub(before.throttled_us),
+        }
+    }
+}
+
 /// Memory of the machine and of the process's groups, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryFacts {

@@ -20,6 +20,7 @@ use crate::data::{LoadPlan, Loader, Sampler};
 use crate::engine::Engine;
 use crate::metrics::Report;
 use crate::peers::{Peers, Wish};
+use crate::topology::Binder;
 
 /// A run between its first and its last step, on one rank.
 pub struct Trainer<'a, E: Element> {
@@ -30,6 +31,8 @@ pub struct Trainer<'a, E: Element> {
     pub(super) state: LoopState,
     pub(super) hooks: Hooks<'a>,
     pub(super) peers: Peers,
+    /// What tells where this process may compute; none where nobody watches.
+    pub(super) binder: Option<&'a Binder>,
     /// Whether weights, moments and `state` mean something: not before a rank that joins has received them.
     pub(super) has_state: bool,
     /// The evaluation of the best model, if this process made it.
@@ -58,7 +61,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let state = state.unwrap_or_default();
         let started = ((hooks.clock)(), state.train_ms);
         let saved_step = (state.step > 0).then_some(state.step);
-        let (best_report, log, peers) = (None, None, Peers::alone());
+        let (best_report, log, peers, binder) = (None, None, Peers::alone(), None);
         let newest_lines = NewestLines::default();
         Self {
             engine,
@@ -68,6 +71,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             state,
             hooks,
             peers,
+            binder,
             has_state,
             best_report,
             log,
@@ -108,6 +112,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             if let Some(ending) = self.after_step(wish)? {
                 return Ok(ending);
             }
+            self.rebind();
         }
         Ok(if self.state.step < total_steps { Ending::StoppedEarly } else { Ending::Finished })
     }
