@@ -11,7 +11,8 @@ use muster_proto::SpecError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
-use muster_trainer::topology::SplitError;
+use muster_trainer::report::PageError;
+use muster_trainer::topology::{MembindError, SplitError};
 use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
@@ -43,11 +44,13 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         StoreError => Exit::Failure,
         ServeError => Exit::Failure,
         InputError => Exit::Data,
+        PageError => Exit::Data,
         HubError => Exit::Data,
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,
         PlacementError => Exit::Usage,
         SplitError => Exit::Usage,
+        MembindError => Exit::Resources,
         ParseCapError => Exit::Usage,
     }
     None

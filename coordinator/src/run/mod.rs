@@ -200,6 +200,7 @@ impl Run {
                     cpus: Vec::new(),
                     listen: String::new(),
                     origin: origin as i32,
+                    spare_cpus: Vec::new(),
                 };
                 let start = v1::StartRank { start: Some(start), ranks: self.recipe.ranks };
                 let send = send(slot.node, agent_command::Command::Start(start));
@@ -214,6 +215,10 @@ impl Run {
             Action::Regroup { member, generation } => {
                 let regroup = rank_command::Command::Regroup(v1::Regroup { generation });
                 vec![Effect::Note(format!("the ranks pause: {reason}")), to_rank(&member, regroup)]
+            }
+            Action::Abandon { member, generation } => {
+                let abandon = v1::Abandon { generation, reason };
+                vec![to_rank(&member, rank_command::Command::Abandon(abandon))]
             }
             Action::Stop { member, save } => {
                 let stop = v1::Stop { save: save == Save::Yes, reason };

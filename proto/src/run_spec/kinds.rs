@@ -88,12 +88,41 @@ choice! {
 }
 
 choice! {
+    /// Whether a rank's memory is bound to the NUMA nodes of its CPUs, beside being touched there first.
+    Membind {
+        /// Preferably; a system that refuses is warned about once.
+        Auto = "auto",
+        /// Strictly; a system that refuses is an error.
+        Require = "require",
+        /// No.
+        Off = "off",
+    }
+}
+
+choice! {
     /// What backward computes again instead of finding it in memory (PyTorch: activation checkpointing).
     Recompute {
         /// Nothing.
         Never = "never",
         /// Each encoder layer, from its input.
         Layers = "layers",
+    }
+}
+
+choice! {
+    /// Where the numbers of the metrics log go besides.
+    ReportTo {
+        /// Nowhere.
+        None = "none",
+        /// To event files that TensorBoard reads.
+        Tensorboard = "tensorboard",
+    }
+}
+
+impl Default for ReportTo {
+    /// Also that of run files of earlier versions, as agents and coordinators keep them.
+    fn default() -> Self {
+        Self::None
     }
 }
 

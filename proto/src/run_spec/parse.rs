@@ -246,6 +246,7 @@ fn read_train(r: &mut Reader<'_>) -> TrainSpec {
         recompute: r.choice("train.recompute", Recompute::NAMES).unwrap_or(Recompute::Never),
         on_non_finite: r.choice("train.on_non_finite", OnNonFinite::NAMES).unwrap_or(OnNonFinite::Stop),
         log_every_steps: r.whole("train.log_every_steps", 1, limits::MAX_STEPS).unwrap_or(10),
+        report_to: r.choice("train.report_to", ReportTo::NAMES).unwrap_or_default(),
     }
 }
 
@@ -289,6 +290,7 @@ fn read_ranks(r: &mut Reader<'_>) -> RanksSpec {
         min: number(r, "ranks.min", most),
         max: number(r, "ranks.max", most),
         patience_s: number(r, "ranks.patience_s", limits::MAX_PATIENCE_S).unwrap_or(PATIENCE_S),
+        membind: r.choice("ranks.membind", Membind::NAMES).unwrap_or(Membind::Auto),
     }
 }
 

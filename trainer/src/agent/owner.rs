@@ -12,12 +12,17 @@ use muster_proto::v1::{
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::aside::Aside;
+use super::farewell::{Known, farewell};
 use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
 use crate::topology::split_cpus;
 
-/// How often orphans are looked for.
-const REAP_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a leaving agent waits for a coordinator that is away.
+const COORDINATOR_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often orphans and frozen ranks are looked for.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Rank {
@@ -27,6 +32,8 @@ struct Rank {
     progress: Option<Progress>,
     installed: u64,
     threads: u32,
+    /// When it said last that it can run; none before the first time.
+    alive: Option<Instant>,
     exited: Option<RankExited>,
 }
 
@@ -48,6 +55,13 @@ pub(super) struct Owner {
     sessions: u64,
     inbox: mpsc::Sender<Request>,
     leaving: Option<(String, Instant)>,
+    aside: Aside,
+    /// When frozen ranks were looked for last.
+    looked: Instant,
+    /// Since when no coordinator is there; looked at now and then.
+    alone_since: Option<Instant>,
+    /// Ranks were told to stop by the agent itself.
+    said_farewell: bool,
 }
 
 impl Owner {
@@ -60,13 +74,17 @@ impl Owner {
             sessions: 0,
             inbox,
             leaving: None,
+            aside: Aside::new(),
+            looked: Instant::now(),
+            alone_since: None,
+            said_farewell: false,
         }
     }
 
     /// Serves until it is told to end, or has left.
     pub async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
         let (to_me, mut from_ranks) = mpsc::channel::<(String, FromProcess)>(AGENT_INBOX);
-        let mut tick = tokio::time::interval(REAP_INTERVAL);
+        let mut tick = tokio::time::interval(LOOK_INTERVAL);
         let is_init = std::process::id() == 1;
         loop {
             tokio::select! {
@@ -75,7 +93,13 @@ impl Owner {
                     Some(request) => self.request(request, &to_me),
                 },
                 Some((member, from)) = from_ranks.recv() => self.hear_rank(&member, from),
-                _ = tick.tick() => if is_init { self.reap(); },
+                _ = tick.tick() => {
+                    if is_init {
+                        self.reap();
+                    }
+                    self.kill_frozen(Instant::now());
+                    self.leave_alone();
+                }
             }
             if self.has_left() {
                 break;
@@ -102,11 +126,56 @@ impl Owner {
         !alive || Instant::now() >= *deadline
     }
 
+    /// Tells ranks to save and stop if the agent has to end and no coordinator is there to do so.
+    fn leave_alone(&mut self) {
+        let is_there = self.session.as_ref().is_some_and(|open| !open.events.is_closed());
+        self.alone_since = if is_there { None } else { self.alone_since.or(Some(Instant::now())) };
+        let Some((reason, _)) = &self.leaving else { return };
+        let is_alone = self.alone_since.is_some_and(|since| since.elapsed() >= COORDINATOR_PATIENCE);
+        if self.said_farewell || !is_alone {
+            return;
+        }
+        self.said_farewell = true;
+        let reason = format!("{reason}, and no coordinator is there");
+        let alive = self.ranks.iter().filter(|(_, rank)| rank.process.is_some());
+        let known: Vec<Known<'_>> = alive
+            .map(|(member, rank)| Known { member, run: &rank.run_id, last: rank.last.as_ref() })
+            .collect();
+        for (member, stop) in farewell(&known, &reason) {
+            tracing::info!("{member} is told to stop{}: {reason}", if stop.save { " and save" } else { "" });
+            let process = self.ranks.get(&member).and_then(|rank| rank.process.as_ref());
+            let command = RankCommand { command: Some(rank_command::Command::Stop(stop)) };
+            if process.is_some_and(|process| process.commands.try_send(command).is_err()) {
+                tracing::warn!("{member} takes no commands");
+            }
+        }
+    }
+
     fn reap(&self) {
         let ours = self.ranks.values().filter_map(|rank| Some(rank.process.as_ref()?.pid));
         let count = reap::reap_orphans(&ours.collect::<HashSet<u32>>());
         if count > 0 {
             tracing::debug!("collected {count} orphans");
+        }
+    }
+
+    /// Kills ranks that can't run, e.g. stopped ones: their peers wait for them otherwise. Not if it was this process
+    /// that could not run.
+    fn kill_frozen(&mut self, now: Instant) {
+        let was_away = now.saturating_duration_since(self.looked) > 3 * LOOK_INTERVAL;
+        self.looked = now;
+        for (id, rank) in &mut self.ranks {
+            let (Some(alive), Some(process)) = (rank.alive, &rank.process) else { continue };
+            if was_away {
+                rank.alive = Some(now);
+                continue;
+            }
+            let silent = now.saturating_duration_since(alive);
+            if silent >= self.options.frozen_after {
+                tracing::warn!("killing {id}: it could not run for {:.0} s", silent.as_secs_f64());
+                process.kill();
+                rank.alive = None;
+            }
         }
     }
 
@@ -272,16 +341,23 @@ impl Owner {
             start.listen.clone_from(&self.options.listen);
         }
         start.node.clone_from(&self.options.node);
+        if alive == 0 {
+            if let Some(facts) = self.aside.news() {
+                self.options.facts = facts;
+            }
+        }
         if start.cpus.is_empty() {
             let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
             let split = split.map_err(|error| match error.hint() {
                 Some(hint) => format!("{error}; {hint}"),
                 None => error.to_string(),
             })?;
+            self.aside.keep_to(&split.spare);
             let share = split.ranks.into_iter().nth(start.local_rank as usize);
-            start.cpus = share.map(|share| share.cpus).unwrap_or_default();
+            (start.cpus, start.spare_cpus) = share.map(|share| (share.cpus, share.spare)).unwrap_or_default();
         }
-        let process = process::start(&self.options, &start.member_id, to_me.clone())
+        let cpus = self.aside.birthplace(&start.cpus);
+        let process = process::start(&self.options, (&start.member_id, cpus), to_me.clone())
             .map_err(|error| format!("{}: {error}", self.options.program.display()))?;
         let rank = Rank {
             run_id: start.run_id.clone(),
@@ -290,6 +366,7 @@ impl Owner {
             progress: None,
             installed: 0,
             threads: 0,
+            alive: None,
             exited: None,
         };
         let command = RankCommand { command: Some(rank_command::Command::Start(start)) };
@@ -303,6 +380,10 @@ impl Owner {
         match from {
             FromProcess::Event(event) => {
                 match &event.event {
+                    Some(rank_event::Event::Alive(_)) => {
+                        rank.alive = Some(Instant::now());
+                        return;
+                    }
                     Some(rank_event::Event::Progress(progress)) => rank.progress = Some(*progress),
                     Some(rank_event::Event::Note(_)) => {}
                     Some(rank_event::Event::Ready(ready)) => {

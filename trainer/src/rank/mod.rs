@@ -18,6 +18,7 @@ use muster_proto::v1::{Broken, Finished, Install, Paused, Ready, Running, Start,
 use muster_proto::{Generation, Rank, with_causes};
 
 use crate::peers::{Peers, Wish};
+use crate::topology::Binder;
 use crate::train::{Conclusion, Ending, Results, TrainError, Trainer};
 
 pub use control::{AgentGone, Control, ControlError, Order};
@@ -46,6 +47,8 @@ pub struct Seat<'a> {
     pub timeouts: Timeouts,
     /// Tells the agent of progress.
     pub reporter: &'a Reporter<'a>,
+    /// Where threads run.
+    pub binder: &'a Binder,
 }
 
 /// Why this rank waits for the next generation.
@@ -129,6 +132,8 @@ impl Seat<'_> {
         let begun = Instant::now();
         let (generation, rank) = (install.generation, install.rank);
         let peers = self.meet(install, listener)?;
+        // Threads of the communication have begun on the CPUs of this one.
+        self.binder.place_threads();
         let step = trainer.join(peers)?;
         self.control.training(generation);
         self.reporter.training(generation, rank);
@@ -161,7 +166,11 @@ impl Seat<'_> {
         let key = Key::new(&install.key).ok_or_else(|| bad("its key is too short".into()))?;
         let mut options = CommOptions::new(Security::PreSharedKey(key));
         options.timeouts = self.timeouts;
-        Ok(Peers::new(World::join(membership, Rank(install.rank), Some(listener), options)?, threads))
+        let is_cancelled = self.control.meeting(install.generation);
+        let world =
+            World::join_unless(membership, Rank(install.rank), Some(listener), options, &is_cancelled)?;
+        self.control.met(world.abort_handle());
+        Ok(Peers::new(world, threads))
     }
 
     /// Ends while waiting.
