@@ -125,9 +125,7 @@ fn emulated_nodes_give_a_forecast_that_plans_use() {
         assert!(metric(point, "busbw")["value"].as_f64() > Some(0.0));
     }
     assert_eq!(file["forecast"]["held_out"].as_array().map(Vec::len), Some(4), "{}", file["forecast"]);
-    let left: Vec<_> = fs::read_dir("/var/run/netns").into_iter().flatten().flatten().collect();
-    let own = format!("muster-bench-{}", output_pid(&left));
-    assert!(own.ends_with("none"), "namespaces were left: {left:?}");
+    assert_eq!(orphans(), [] as [String; 0], "namespaces go with their maker");
     let plan = run_file(dir.path(), "planned", "max_steps = 5");
     let text = done(dir.path(), &["plan", &plan.to_string_lossy(), "--measured", "a.json"]);
     assert!(text.contains("Forecast for weak scaling") && text.contains("| 1024 |"), "{text}");
@@ -142,12 +140,12 @@ fn emulated_nodes_give_a_forecast_that_plans_use() {
     );
 }
 
-/// The number in the name of a namespace whose maker is gone; "none" if all have theirs.
-fn output_pid(entries: &[fs::DirEntry]) -> String {
-    let makers = entries.iter().filter_map(|entry| entry.file_name().into_string().ok());
-    let mut numbers = makers
-        .filter_map(|name| name.strip_prefix("muster-bench-")?.split('-').next().map(ToOwned::to_owned));
-    numbers.find(|pid| !Path::new("/proc").join(pid).exists()).unwrap_or_else(|| "none".into())
+/// Namespaces of benchmarks whose process is gone.
+fn orphans() -> Vec<String> {
+    let entries = fs::read_dir("/var/run/netns").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let maker = |name: &String| name.strip_prefix("muster-bench-")?.split('-').next().map(ToOwned::to_owned);
+    names.filter(|name| maker(name).is_some_and(|pid| !Path::new("/proc").join(pid).exists())).collect()
 }
 
 #[test]

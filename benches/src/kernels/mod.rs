@@ -115,6 +115,7 @@ struct Column {
     gflops: Vec<Vec<f64>>,
     gbytes: Vec<Vec<f64>>,
     of_peak: Vec<Vec<f64>>,
+    best_of_peak: Vec<Vec<f64>>,
     of_memory: Vec<Vec<f64>>,
     grown: Vec<Vec<f64>>,
 }
@@ -129,6 +130,8 @@ impl Column {
         if work.flops > 0.0 {
             let rates = rate(work.flops);
             self.of_peak.push(vec![median(&rates) / fma]);
+            // As the yardstick is the best of its passes: this one holds on a busy machine.
+            self.best_of_peak.push(vec![rates.iter().copied().fold(0.0, f64::max) / fma]);
             self.gflops.push(rates);
         } else {
             let rates = rate(work.bytes);
@@ -149,6 +152,7 @@ impl Column {
         };
         add("gflops", "GFLOP/s", self.gflops);
         add("of_fma_peak", "ratio", self.of_peak);
+        add("best_of_fma_peak", "ratio", self.best_of_peak);
         add("gbytes_per_s", "GB/s", self.gbytes);
         add("of_memory_bandwidth", "ratio", self.of_memory);
         point.metric(Metric::new("grown_bytes", "B", Better::Lower, self.grown))
