@@ -11,6 +11,7 @@ use muster_proto::SpecError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
+use muster_trainer::report::PageError;
 use muster_trainer::topology::{MembindError, SplitError};
 use muster_trainer::train::TrainError;
 
@@ -43,6 +44,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         StoreError => Exit::Failure,
         ServeError => Exit::Failure,
         InputError => Exit::Data,
+        PageError => Exit::Data,
         HubError => Exit::Data,
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,

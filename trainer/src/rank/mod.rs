@@ -166,7 +166,11 @@ impl Seat<'_> {
         let key = Key::new(&install.key).ok_or_else(|| bad("its key is too short".into()))?;
         let mut options = CommOptions::new(Security::PreSharedKey(key));
         options.timeouts = self.timeouts;
-        Ok(Peers::new(World::join(membership, Rank(install.rank), Some(listener), options)?, threads))
+        let is_cancelled = self.control.meeting(install.generation);
+        let world =
+            World::join_unless(membership, Rank(install.rank), Some(listener), options, &is_cancelled)?;
+        self.control.met(world.abort_handle());
+        Ok(Peers::new(world, threads))
     }
 
     /// Ends while waiting.
