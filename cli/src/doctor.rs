@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::Global;
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::host;
 
 /// One line of the report.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -38,7 +39,7 @@ struct Report {
 /// # Errors
 /// A stdout that can't be written.
 pub fn run(global: &Global) -> anyhow::Result<Exit> {
-    let host = HostFacts::detect();
+    let host = host::detect();
     let mut report = examine(&host, &isa::detect());
     report.findings.extend(rank_findings(&host, &try_memory));
     report.findings.push(policy_finding(may_bind_memory(&host)));

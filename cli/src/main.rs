@@ -15,6 +15,7 @@ mod doctor;
 mod eval;
 mod exit;
 mod gang_run;
+mod host;
 mod logging;
 mod place;
 mod plan;

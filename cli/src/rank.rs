@@ -14,14 +14,14 @@ use muster_proto::RunSpec;
 use muster_proto::v1::rank_event::Event as Told;
 use muster_proto::v1::{Failed, FailureKind, Origin, Start};
 use muster_trainer::rank::{Control, Outcome, Reporter, Seat};
-use muster_trainer::topology::{HostFacts, MemoryPolicy, bind_memory, bind_process};
+use muster_trainer::topology::{MemoryPolicy, bind_memory, bind_process};
 use muster_trainer::train::{Event, Hooks, Prepared, Start as From, Writer, prepare};
 
 use crate::args::Global;
 use crate::exit::Exit;
 use crate::report::Story;
 use crate::survey::survey;
-use crate::{place, plan, stop};
+use crate::{host, place, plan, stop};
 
 /// How long a rank may be unreachable before the others give it up.
 const LEASE: Duration = Duration::from_secs(3);
@@ -78,7 +78,7 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
     // Before anything is allocated: memory comes from where it is touched first.
     let refusal = bind_process(&start.cpus);
     let spec = RunSpec::parse_with(&start.run_file, Path::new(&start.run_file_path), &start.overrides)?;
-    let mut host = HostFacts::detect();
+    let mut host = host::detect();
     if let Some(refusal) = refusal {
         tracing::warn!("{refusal}; the scheduler places this rank");
     }

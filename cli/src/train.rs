@@ -7,17 +7,17 @@ use muster_kernels::{DType, Element, bf16};
 use muster_proto::RunSpec;
 use muster_trainer::data::DataError;
 use muster_trainer::peers::Peers;
-use muster_trainer::topology::{Binder, HostFacts};
+use muster_trainer::topology::Binder;
 use muster_trainer::train::{
     Conclusion, Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare,
 };
 
-use crate::args::{Global, TrainArgs};
+use crate::args::{Global, Resume, TrainArgs};
 use crate::commands::print;
 use crate::exit::Exit;
 use crate::progress::TrainDisplay;
 use crate::survey::survey;
-use crate::{place, plan, scores, stop, train_ranks};
+use crate::{host, place, plan, scores, stop, train_ranks};
 
 /// Trains a model, or goes on with a run that was stopped.
 ///
@@ -58,7 +58,7 @@ fn train(
     stop: &AtomicBool,
     global: &Global,
 ) -> anyhow::Result<Option<Results>> {
-    let host = HostFacts::detect();
+    let host = host::detect();
     let run = survey(spec, &host, stop, global)?;
     let plan = plan::plan(spec, &run.dims, &run.stats, &host)?;
     plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -66,7 +66,11 @@ fn train(
         tracing::debug!("{}: {} ({})", decision.name, decision.value, decision.reason);
     }
     plan.admit()?;
-    let start = if args.resume { Start::Resume } else { Start::Fresh };
+    let start = match args.resume {
+        Resume::Never => Start::Fresh,
+        Resume::Always => Start::Resume,
+        Resume::Auto => Start::ResumeOrFresh,
+    };
     let prepared = prepare(spec, run, &plan, (start, Writer::ThisProcess))?;
     let binder = place::binder(spec, &host, &plan, None)?;
     tracing::info!("{} on {} threads in {}", spec.name, plan.cpus.threads, plan.precision());

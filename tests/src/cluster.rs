@@ -20,7 +20,7 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(mut command: Command, log: PathBuf) -> Self {
+    pub(crate) fn start(mut command: Command, log: PathBuf) -> Self {
         let file = File::create(&log).expect("a log file");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         Self { child: command.spawn().expect("a process"), log }
@@ -115,18 +115,44 @@ pub struct Cluster {
     /// The network namespace of the coordinator and of those who ask it.
     space: Option<String>,
     count: std::cell::Cell<u32>,
+    /// More arguments of the coordinator, and variables of its environment.
+    more: (Vec<String>, Vec<(String, String)>),
 }
 
 impl Cluster {
     /// Starts a coordinator with its files below `dir`; `rank` is the program of ranks.
     pub fn start(dir: &Path, rank: &Path) -> (Self, Process) {
-        Self::start_at(dir, rank, (None, "127.0.0.1"))
+        Self::new(dir, rank).begin()
+    }
+
+    /// As [`Cluster::start`], with more arguments and variables for the coordinator.
+    pub fn start_with(dir: &Path, rank: &Path, args: &[&str], env: &[(&str, &str)]) -> (Self, Process) {
+        let more = (
+            args.iter().map(|arg| (*arg).to_owned()).collect(),
+            env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        );
+        Self { more, ..Self::new(dir, rank) }.begin()
     }
 
     /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there.
     pub fn start_at(dir: &Path, rank: &Path, (space, ip): (Option<String>, &str)) -> (Self, Process) {
-        let address = format!("{ip}:0");
-        let mut cluster = Self { dir: dir.into(), rank: rank.into(), address, space, count: 0.into() };
+        Self { address: format!("{ip}:0"), space, ..Self::new(dir, rank) }.begin()
+    }
+
+    fn new(dir: &Path, rank: &Path) -> Self {
+        let address = "127.0.0.1:0".to_owned();
+        Self {
+            dir: dir.into(),
+            rank: rank.into(),
+            address,
+            space: None,
+            count: 0.into(),
+            more: Default::default(),
+        }
+    }
+
+    fn begin(self) -> (Self, Process) {
+        let mut cluster = self;
         let coordinator = cluster.coordinator();
         cluster.address = coordinator.address();
         (cluster, coordinator)
@@ -157,7 +183,7 @@ impl Cluster {
     pub fn coordinator_with(&self, state: &Path) -> Process {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
-        command.arg(state);
+        command.arg(state).args(&self.more.0).envs(self.more.1.iter().cloned());
         let command = self.beside_coordinator(command);
         Process::start(command, self.log("coordinator"))
     }
@@ -169,11 +195,28 @@ impl Cluster {
 
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
+        self.start_agent(name, step_ms, &[])
+    }
+
+    /// Starts an agent with more arguments.
+    pub fn agent_args(&self, name: &str, args: &[&str]) -> Process {
+        self.start_agent(name, 20, args)
+    }
+
+    fn start_agent(&self, name: &str, step_ms: u32, args: &[&str]) -> Process {
         let mut command = Self::agent_command(name, "127.0.0.1");
-        command.arg(&self.address);
+        command.arg(&self.address).args(args);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }
+        Process::start(command, self.log(name))
+    }
+
+    /// Starts an agent that announces itself to nobody, as the pod with this identity.
+    pub fn pod(&self, name: &str, uid: &str) -> Process {
+        let mut command =
+            muster(&["trainer", "--listen", "127.0.0.1:0", "--pod-name", name, "--pod-uid", uid]);
+        command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", "20");
         Process::start(command, self.log(name))
     }
 
@@ -211,6 +254,14 @@ impl Cluster {
         let mut command = muster(args);
         command.args(["--json", "--coordinator", &self.address]);
         self.beside_coordinator(command)
+    }
+
+    /// What a command that succeeds prints for people.
+    pub fn text(&self, args: &[&str]) -> String {
+        let mut command = muster(args);
+        let output = command.args(["--coordinator", &self.address]).output().expect("muster runs");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
     }
 
     /// The answer to a command that succeeds.

@@ -3,10 +3,13 @@
 
 pub mod checkpoints;
 pub mod cluster;
+pub mod fake_kube;
 pub mod fake_rank;
 pub mod headlines;
+pub mod manifests;
 pub mod netns;
 pub mod ranks;
+pub mod sandbox;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -56,7 +59,17 @@ fn build(profile: &Path) {
 pub fn muster(args: &[&str]) -> Command {
     let mut command = Command::new(muster_bin());
     command.args(args);
-    for name in ["MUSTER_LOG", "RUST_LOG", "MUSTER_MAX_ISA", "MUSTER_COORDINATOR", "NO_COLOR", "COLUMNS"] {
+    for name in [
+        "KUBECONFIG",
+        "MUSTER_POD_NAMESPACE",
+        "MUSTER_TENANT",
+        "MUSTER_LOG",
+        "RUST_LOG",
+        "MUSTER_MAX_ISA",
+        "MUSTER_COORDINATOR",
+        "NO_COLOR",
+        "COLUMNS",
+    ] {
         command.env_remove(name);
     }
     command

@@ -25,6 +25,10 @@ pub struct RunJson {
     pub recoveries: u32,
     pub last_recovery_ms: u64,
     pub failure: Option<String>,
+    pub waits_for: Vec<String>,
+    pub tenant: Option<String>,
+    pub sweep: Option<String>,
+    pub overrides: Vec<String>,
     pub results: Option<serde_json::Value>,
     pub ranks: Vec<RankJson>,
 }
@@ -119,6 +123,10 @@ pub fn run_json(run: &v1::Run) -> RunJson {
         recoveries: run.recoveries,
         last_recovery_ms: run.last_recovery_ms,
         failure: failed.then(|| word(run.failure().as_str_name(), "FAILURE_KIND_")),
+        waits_for: run.waits_for.clone(),
+        tenant: Some(run.tenant.clone()).filter(|tenant| !tenant.is_empty()),
+        sweep: Some(run.sweep.clone()).filter(|sweep| !sweep.is_empty()),
+        overrides: run.overrides.clone(),
         results: serde_json::from_str(&run.results).ok(),
         ranks: run.ranks.iter().map(rank_json).collect(),
     }

@@ -1,9 +1,11 @@
 //! The coordinator's connections: sessions with agents, and the services for people and programs.
 
 pub use connector::Connector;
+pub use discover::{Cluster, Discover};
 pub use server::{Metrics, ServeError, Server, serve};
 
 mod connector;
+mod discover;
 mod server;
 mod service;
 mod session;

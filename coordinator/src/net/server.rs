@@ -10,13 +10,15 @@ use muster_proto::limits::{
 use muster_proto::v1::FILE_DESCRIPTOR_SET;
 use muster_proto::v1::coordinator_server::CoordinatorServer;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server as TonicServer;
 
 use super::Connector;
+use super::discover::{self, Discover};
 use super::service::Service;
-use crate::discovery::{Announced, Discovery, StaticList};
+use crate::discovery::dns::DnsError;
+use crate::discovery::{Announced, Demand, Discovery, StaticList};
 use crate::gang::Policy;
 use crate::owner::{self, Input, OwnerError, OwnerOptions};
 use crate::store::{Store, StoreError};
@@ -36,6 +38,10 @@ pub struct Server {
     pub store: Store,
     /// Agents by `host:port`; others announce themselves.
     pub agents: Vec<String>,
+    /// Agents that DNS or a cluster lists.
+    pub discover: Vec<Discover>,
+    /// Runs of one tenant that have nodes at once; none: as many as there is room for.
+    pub tenant_limit: Option<u32>,
     /// The numbers by which gangs are run.
     pub policy: Policy,
     /// Version of Muster.
@@ -48,6 +54,9 @@ pub enum ServeError {
     /// Its owner can't start.
     #[error(transparent)]
     Owner(#[from] OwnerError),
+    /// DNS can't be asked.
+    #[error(transparent)]
+    Dns(DnsError),
     /// The descriptors can't be served.
     #[error("the service descriptors can't be read")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -110,12 +119,22 @@ pub async fn serve(
     let coordinator = server.store.coordinator_id()?;
     let (announced, announcer) = Announced::new();
     let list = (!server.agents.is_empty()).then(|| StaticList::new(server.agents));
-    let ways = [list.as_ref().map(Discovery::describe), Some(announced.describe())];
-    let discovery = ways.into_iter().flatten().collect::<Vec<_>>().join("; ");
-    let options = OwnerOptions { policy: server.policy, version: server.version, discovery };
+    let (demand, demanded) = watch::channel(Demand::default());
+    let ways = discover::start(server.discover, &demanded).map_err(ServeError::Dns)?;
+    let mut standings = ways.standings();
+    standings.extend(list.as_ref().map(Discovery::standing));
+    standings.push(announced.standing());
+    let options = OwnerOptions {
+        policy: server.policy,
+        version: server.version,
+        discovery: standings,
+        demand,
+        tenant_limit: server.tenant_limit,
+    };
     let (owner, thread): (mpsc::Sender<Input>, _) = owner::start(server.store, options)?;
     started(Metrics { owner: owner.downgrade() });
     let mut connector = Connector::new(coordinator, owner.clone());
+    let carers = ways.join(&mut connector, &owner, &demanded);
     connector.add(announced);
     list.into_iter().for_each(|list| connector.add(list));
     let connector = tokio::spawn(connector.run());
@@ -149,6 +168,7 @@ pub async fn serve(
         () = drained(stopped) => Ok(()),
     };
     connector.abort();
+    drop(carers);
     // The owner writes out what it has when nobody can send it anything; streams of those who watch may last longer.
     let deadline = Instant::now() + LAST_WRITES;
     while !thread.is_finished() && Instant::now() < deadline {

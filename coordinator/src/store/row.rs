@@ -57,6 +57,12 @@ pub struct RunRow {
     pub requeues: u32,
     /// The furthest progress.
     pub progress: Option<v1::Progress>,
+    /// Whose run it is; may be empty.
+    pub tenant: String,
+    /// The sweep that it belongs to; empty: none.
+    pub sweep: String,
+    /// Metric of the best model.
+    pub metric: String,
 }
 
 impl RunRow {
@@ -82,6 +88,10 @@ impl RunRow {
             last_recovery_ms: self.last_recovery_ms,
             results: self.results.clone(),
             failure: self.failure as i32,
+            tenant: self.tenant.clone(),
+            sweep: self.sweep.clone(),
+            metric: self.metric.clone(),
+            overrides: self.overrides.clone(),
             ..v1::Run::default()
         }
     }
@@ -114,6 +124,9 @@ impl RunRow {
             recoveries: row.get("recoveries")?,
             last_recovery_ms: number("last_recovery_ms")?,
             requeues: row.get("requeues")?,
+            tenant: row.get("tenant")?,
+            sweep: row.get("sweep")?,
+            metric: row.get("metric")?,
             progress: progress.and_then(|bytes| v1::Progress::decode(bytes.as_slice()).ok()),
         })
     }
@@ -128,8 +141,8 @@ impl Store {
         let insert =
             "INSERT INTO runs (id, request_id, name, run_file, run_file_path, overrides, priority, resume,
             state, reason, submitted_ms, started_ms, ended_ms, results, failure, nodes, ranks, incarnation,
-            generation, recoveries, last_recovery_ms, requeues)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0)";
+            generation, recoveries, last_recovery_ms, requeues, tenant, sweep, metric)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12, ?13, ?14)";
         let overrides = serde_json::to_string(&run.overrides).unwrap_or_default();
         let done = self.db.execute(
             insert,
@@ -144,7 +157,10 @@ impl Store {
                 run.resume,
                 run.state as i32,
                 run.reason,
-                run.submitted_ms as i64
+                run.submitted_ms as i64,
+                run.tenant,
+                run.sweep,
+                run.metric
             ],
         );
         self.check("the run", done)?;

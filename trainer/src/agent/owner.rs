@@ -13,9 +13,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::aside::Aside;
+use super::farewell::{Known, farewell};
 use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
 use crate::topology::split_cpus;
+
+/// How long a leaving agent waits for a coordinator that is away.
+const COORDINATOR_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often orphans and frozen ranks are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -54,6 +58,10 @@ pub(super) struct Owner {
     aside: Aside,
     /// When frozen ranks were looked for last.
     looked: Instant,
+    /// Since when no coordinator is there; looked at now and then.
+    alone_since: Option<Instant>,
+    /// Ranks were told to stop by the agent itself.
+    said_farewell: bool,
 }
 
 impl Owner {
@@ -68,6 +76,8 @@ impl Owner {
             leaving: None,
             aside: Aside::new(),
             looked: Instant::now(),
+            alone_since: None,
+            said_farewell: false,
         }
     }
 
@@ -88,6 +98,7 @@ impl Owner {
                         self.reap();
                     }
                     self.kill_frozen(Instant::now());
+                    self.leave_alone();
                 }
             }
             if self.has_left() {
@@ -113,6 +124,31 @@ impl Owner {
         let Some((_, deadline)) = &self.leaving else { return false };
         let alive = self.ranks.values().any(|rank| rank.process.is_some());
         !alive || Instant::now() >= *deadline
+    }
+
+    /// Tells ranks to save and stop if the agent has to end and no coordinator is there to do so.
+    fn leave_alone(&mut self) {
+        let is_there = self.session.as_ref().is_some_and(|open| !open.events.is_closed());
+        self.alone_since = if is_there { None } else { self.alone_since.or(Some(Instant::now())) };
+        let Some((reason, _)) = &self.leaving else { return };
+        let is_alone = self.alone_since.is_some_and(|since| since.elapsed() >= COORDINATOR_PATIENCE);
+        if self.said_farewell || !is_alone {
+            return;
+        }
+        self.said_farewell = true;
+        let reason = format!("{reason}, and no coordinator is there");
+        let alive = self.ranks.iter().filter(|(_, rank)| rank.process.is_some());
+        let known: Vec<Known<'_>> = alive
+            .map(|(member, rank)| Known { member, run: &rank.run_id, last: rank.last.as_ref() })
+            .collect();
+        for (member, stop) in farewell(&known, &reason) {
+            tracing::info!("{member} is told to stop{}: {reason}", if stop.save { " and save" } else { "" });
+            let process = self.ranks.get(&member).and_then(|rank| rank.process.as_ref());
+            let command = RankCommand { command: Some(rank_command::Command::Stop(stop)) };
+            if process.is_some_and(|process| process.commands.try_send(command).is_err()) {
+                tracing::warn!("{member} takes no commands");
+            }
+        }
     }
 
     fn reap(&self) {

@@ -4,13 +4,11 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::chart::{Chart, Line};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::durable::replace_file;
 use crate::metrics::{LabelReport, Report};
-use crate::train::{EvalRecord, RankPlace, Results, StepRecord};
+use crate::train::{EvalRecord, Line as LogLine, RankPlace, Results, StepRecord};
 
 /// Name of the page in the output directory.
 pub const PAGE: &str = "report.html";
@@ -87,11 +85,9 @@ impl Story {
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         for (index, line) in whole.enumerate() {
             let foreign = |source| PageError::Foreign { path: path.clone(), line: index + 1, source };
-            let value: Value = serde_json::from_str(line).map_err(foreign)?;
-            if value["kind"] == "eval" {
-                story.evaluations.push(serde_json::from_value(value).map_err(foreign)?);
-            } else {
-                story.steps.push(serde_json::from_value(value).map_err(foreign)?);
+            match serde_json::from_str(line).map_err(foreign)? {
+                LogLine::Train(record) => story.steps.push(record),
+                LogLine::Eval(record) => story.evaluations.push(record),
             }
         }
         let path = dir.join("results.json");

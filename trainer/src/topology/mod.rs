@@ -13,7 +13,7 @@ pub use binder::{Binder, Dealt, Rebound};
 pub use budget::{CpuBudget, cpu_budget};
 pub use cpulist::format as cpu_list;
 pub use facts::{Core, HostFacts, HugePages};
-pub use limits::{MemoryFacts, Quota, Throttling, memory_kills};
+pub use limits::{MemoryFacts, Quota, Throttling, memory_kills, volume_room};
 pub use membind::{MembindError, MemoryPolicy, bind_memory, may_bind_memory};
 pub use numa::{NodesFrom, NumaNode, hwloc_nodes};
 pub use pages::{OwnMemory, own_memory};

@@ -12,7 +12,7 @@ use muster_kernels::Element;
 use super::error::TrainError;
 use super::evaluate::{EvalHooks, EvalPlan, Evaluators, Rows, evaluate};
 use super::event::Event;
-use super::log::{EvalRecord, Line, MetricsLog};
+use super::log::{EvalRecord, Line, LogError, MetricsLog, NewestLines};
 use super::progress::{LoopState, evaluation};
 use super::settings::{Ending, Hooks, RunRows, Settings};
 use super::store::RunStore;
@@ -39,6 +39,8 @@ pub struct Trainer<'a, E: Element> {
     pub(super) best_report: Option<(u64, Report)>,
     /// The open log, on the rank that writes.
     pub(super) log: Option<MetricsLog>,
+    /// What the log ends with, on every rank.
+    pub(super) newest_lines: NewestLines,
     /// Clock and `state.train_ms` at the start of this process.
     pub(super) started: (Duration, u64),
     /// The step whose checkpoint this process read or wrote last.
@@ -60,6 +62,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let started = ((hooks.clock)(), state.train_ms);
         let saved_step = (state.step > 0).then_some(state.step);
         let (best_report, log, peers, binder) = (None, None, Peers::alone(), None);
+        let newest_lines = NewestLines::default();
         Self {
             engine,
             settings,
@@ -72,6 +75,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             has_state,
             best_report,
             log,
+            newest_lines,
             started,
             saved_step,
         }
@@ -170,9 +174,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let epoch = self.settings.pace.epoch(step);
         let duration_s = (self.hooks.clock)().saturating_sub(begun).as_secs_f64();
         let record = EvalRecord { step, epoch, best, report, duration_s };
-        if let Some(log) = &mut self.log {
-            log.write(&Line::Eval(&record))?;
-        }
+        self.log_line(Line::Eval(record.clone()))?;
         self.tell(&Event::EvalDone(record));
         if best {
             self.save_unless_saved()?;
@@ -225,6 +227,15 @@ impl<'a, E: Element> Trainer<'a, E> {
     /// What operations with the peers wait for, for the report of a failure.
     pub fn flight_record(&self) -> Vec<String> {
         self.peers.flight_record()
+    }
+
+    /// Notes a line, and writes it on the rank that writes.
+    pub(super) fn log_line(&mut self, line: Line) -> Result<(), LogError> {
+        if let Some(log) = &mut self.log {
+            log.write(&line)?;
+        }
+        self.newest_lines.push(line);
+        Ok(())
     }
 
     fn is_exhausted(&self) -> bool {
