@@ -13,7 +13,7 @@ use muster_tests::netns::Net;
 use serde_json::Value;
 
 /// Gradients take about 20 ms over such links, whatever the CPU: the machine is back long before the end.
-const STEPS: u64 = 900;
+const STEPS: u64 = 700;
 
 fn nodes_of(run: &Value) -> Vec<&str> {
     let ranks = run["ranks"].as_array().into_iter().flatten();
