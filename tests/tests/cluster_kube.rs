@@ -176,6 +176,7 @@ fn an_agent_that_ends_while_the_coordinator_is_away_lets_its_ranks_save() {
 
 #[test]
 fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
+    use tonic::transport::Endpoint;
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -188,7 +189,8 @@ fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ask = |service: &str| {
         runtime.block_on(async {
-            let mut client = HealthClient::connect(format!("http://{at}")).await.unwrap();
+            let channel = Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await.unwrap();
+            let mut client = HealthClient::new(channel);
             let answer = client.check(HealthCheckRequest { service: service.into() }).await.unwrap();
             answer.into_inner().status()
         })
