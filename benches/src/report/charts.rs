@@ -181,6 +181,15 @@ impl LineChart {
                 .axis_style(INK)
                 .draw()
                 .map_err(failed)?;
+            // Lines that begin high leave room below.
+            let begins =
+                self.lines.iter().filter_map(|line| line.dots.first()).map(|dot| self.y.place(dot.y));
+            let middle = 0.5 * (y.start + y.end);
+            let high = begins.clone().filter(|place| *place > middle).count();
+            let corner = match 2 * high > begins.count() {
+                true => SeriesLabelPosition::LowerLeft,
+                false => SeriesLabelPosition::UpperLeft,
+            };
             for line in &self.lines {
                 let color = COLORS[line.color % COLORS.len()];
                 let place = |x: f64, y: f64| (self.x.place(x), self.y.place(y));
@@ -209,7 +218,7 @@ impl LineChart {
             }
             chart
                 .configure_series_labels()
-                .position(SeriesLabelPosition::UpperLeft)
+                .position(corner)
                 .background_style(WHITE.mix(0.85))
                 .border_style(GRID)
                 .label_font(font(14))
@@ -299,7 +308,7 @@ impl BarChart {
             let color = COLORS[part % COLORS.len()].filled();
             area.draw(&Rectangle::new([(x, 12), (x + 14, 26)], color)).map_err(failed)?;
             area.draw(&Text::new(label.clone(), (x + 20, 19), left.clone())).map_err(failed)?;
-            x += 44 + 8 * label.chars().count() as i32;
+            x += 32 + 66 * label.chars().count() as i32 / 10;
         }
         Ok(())
     }

@@ -112,7 +112,10 @@ impl Column {
     /// Speed-up over one rank, and its part of what the cores allow.
     fn compared(&self, point: Point, base: &Self, ideal: f64) -> Point {
         let (mine, theirs) = (self.rate(), base.rate());
-        let ratio = stats::ratio(&mine, &theirs);
+        // One rank over itself is 1, however it wobbles.
+        let is_base = std::ptr::eq(self, base);
+        let ratio =
+            if is_base { Estimate { value: 1.0, low: 1.0, high: 1.0 } } else { stats::ratio(&mine, &theirs) };
         let rounds = mine.iter().zip(&theirs).map(|(a, b)| vec![median(a) / median(b).max(1e-12)]);
         let rounds: Vec<Vec<f64>> = rounds.collect();
         let scaled = |name: &str, by: f64| Metric {
