@@ -3,7 +3,7 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test test-isa test-numa check manifests bench bench-kernels clean
+.PHONY: help setup build demo test test-isa test-numa check gate manifests bench bench-kernels clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
@@ -54,6 +54,10 @@ manifests:
 # Two ranks on two sockets, which QEMU plays: tests/numa-vm/README.md. A minute or two, so `make test` leaves it out.
 test-numa: build
 	bash tests/numa-vm/test.sh $(MUSTER)
+
+# Shares of the machine's peak against those in benches/gate; CI runs it.
+gate: build
+	bash scripts/bench-gate.sh $(MUSTER)
 
 bench: setup
 	$(CARGO) run --release --locked -p muster --bin muster -- bench step
