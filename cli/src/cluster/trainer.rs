@@ -109,8 +109,8 @@ async fn serve(args: &TrainerArgs, agent: &Handle) -> anyhow::Result<()> {
         // The last events are on their way; the coordinator keeps its connection as long as it can.
         tokio::time::sleep(LAST_EVENTS).await;
     };
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<AgentServer<AgentService>>().await;
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    reporter.set_serving::<AgentServer<AgentService>>().await;
     let service = AgentServer::new(AgentService::new(asker.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);

@@ -112,6 +112,20 @@ impl<E: Element> Trainer<'_, E> {
         self.store.hold()
     }
 
+    /// Saves the present step if it should be on disk and isn't: who wrote before may have died while all knew already
+    /// that this step's model is the best one. Earlier steps are saved for sure, as it has begun another step since.
+    fn complete_checkpoints(&mut self) -> Result<(), TrainError> {
+        let step = self.state.step;
+        let is_best = self.state.best.is_some_and(|best| best.step == step);
+        if step == 0 || !(is_best || self.settings.pace.saves(step)) {
+            return Ok(());
+        }
+        if self.store.is_saved(step) {
+            self.saved_step = Some(step);
+        }
+        self.save_unless_saved()
+    }
+
     /// The first rank holds the output directory and the log, which it cuts after the present step.
     fn take_output(&mut self) -> Result<(), TrainError> {
         self.log = None;
@@ -130,6 +144,6 @@ impl<E: Element> Trainer<'_, E> {
         };
         log.complete(&self.newest_lines)?;
         self.log = Some(log);
-        Ok(())
+        self.complete_checkpoints()
     }
 }

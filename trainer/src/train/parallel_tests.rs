@@ -174,3 +174,40 @@ fn a_lost_rank_costs_no_step_and_a_new_one_takes_its_place() {
     compare_logs(&lab.log("whole"), &lab.log("lossy"), 1e-5);
     assert_eq!(lab.log("lossy").iter().filter(|line| line["kind"] == "train").count() as u64, STEPS);
 }
+
+/// Found by tests/chaos.rs: the agent of the writing rank was killed between an evaluation and its checkpoint, and at the
+/// end the best model was nowhere.
+#[test]
+fn the_best_model_is_saved_by_the_next_writer_if_the_one_before_died_at_it() {
+    let lab = &Lab::new();
+    let mut first = Gang::new(1, &["a", "b"]).seats().into_iter();
+    let (victim, before) = (first.next().unwrap(), first.next().unwrap());
+    let after = Gang::new(2, &["b"]).seats().remove(0);
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let dies = |event: &Event| {
+                assert!(!matches!(event, Event::EvalDone(_)), "expected: the writer dies before it saves");
+                false
+            };
+            let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                lab.train("unsaved", 1, dies, |trainer| {
+                    trainer.join(victim.peers()).unwrap();
+                    trainer.run()
+                })
+            }));
+            assert!(died.is_err());
+        });
+        scope.spawn(move || {
+            lab.train("unsaved", 1, never, |trainer| {
+                trainer.join(before.peers()).unwrap();
+                let error = trainer.run().expect_err("the writer is gone");
+                assert!(matches!(error, TrainError::Peers(_)), "{error}");
+                drop(trainer.leave());
+                assert_eq!(trainer.join(after.peers()).unwrap(), 4);
+                assert!(trainer.store.is_saved(4), "the first evaluation is the best so far");
+                let ending = trainer.run().unwrap();
+                assert!(trainer.finish("lab", ending).unwrap().results().is_some());
+            });
+        });
+    });
+}

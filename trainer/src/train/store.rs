@@ -125,6 +125,11 @@ impl RunStore {
         Ok(writer.save(&contents)?.path)
     }
 
+    /// Whether the checkpoint of a step is there; one that is there is whole.
+    pub fn is_saved(&self, step: u64) -> bool {
+        self.dir.join(checkpoint::checkpoint_name(step)).join(checkpoint::MANIFEST).is_file()
+    }
+
     /// What a checkpoint says beside weights and moments.
     pub fn state(&self, state: &LoopState, rule: &BestRule) -> State {
         let Identity { seed, global_batch, train_rows, fingerprints, .. } = self.identity;
