@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{cluster, doctor, eval, plan, predict, rank, train};
+use crate::{certs, cluster, doctor, eval, plan, predict, rank, train};
 
 /// Runs the command of the arguments.
 ///
@@ -22,7 +22,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Eval(args) => eval::run(args, global),
         Command::Predict(args) => predict::run(args),
         Command::Doctor => doctor::run(global),
-        Command::Rank => rank::run(global),
+        Command::Certs(args) => certs::run(args, global),
+        Command::Rank(args) => rank::run(args, global),
         Command::Coordinator(args) => cluster::coordinator(args),
         Command::Trainer(args) => cluster::trainer(args),
         Command::Submit(args) => cluster::submit(args, global),

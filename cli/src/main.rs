@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
+mod certs;
 mod cluster;
 mod commands;
 mod doctor;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::certs::Certs;
 use crate::muster;
 
 /// How long a state may take to come.
@@ -19,7 +20,8 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(mut command: Command, log: PathBuf) -> Self {
+    /// Starts a command that logs to a file.
+    pub fn start(mut command: Command, log: PathBuf) -> Self {
         let file = File::create(&log).expect("a log file");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         Self { child: command.spawn().expect("a process"), log }
@@ -112,16 +114,49 @@ pub struct Cluster {
     rank: PathBuf,
     address: String,
     count: std::cell::Cell<u32>,
+    certs: Option<Certs>,
+    coordinator_options: Vec<String>,
 }
 
 impl Cluster {
     /// Starts a coordinator with its files below `dir`; `rank` is the program of ranks.
     pub fn start(dir: &Path, rank: &Path) -> (Self, Process) {
-        let mut cluster =
-            Self { dir: dir.into(), rank: rank.into(), address: "127.0.0.1:0".into(), count: 0.into() };
-        let coordinator = cluster.coordinator();
-        cluster.address = coordinator.address();
-        (cluster, coordinator)
+        Self::new(dir, rank).begin()
+    }
+
+    fn new(dir: &Path, rank: &Path) -> Self {
+        Self {
+            dir: dir.into(),
+            rank: rank.into(),
+            address: "127.0.0.1:0".into(),
+            count: 0.into(),
+            certs: None,
+            coordinator_options: Vec::new(),
+        }
+    }
+
+    fn begin(mut self) -> (Self, Process) {
+        let coordinator = self.coordinator();
+        self.address = coordinator.address();
+        (self, coordinator)
+    }
+
+    /// As [`Cluster::start`], with certificates; `options` are more options of the coordinator.
+    pub fn start_secure(dir: &Path, rank: &Path, certs: Certs, options: &[&str]) -> (Self, Process) {
+        let coordinator_options = options.iter().map(|&option| option.to_owned()).collect();
+        Self { certs: Some(certs), coordinator_options, ..Self::new(dir, rank) }.begin()
+    }
+
+    /// Its certificates.
+    ///
+    /// # Panics
+    /// If it was started without.
+    pub fn certs(&self) -> &Certs {
+        self.certs.as_ref().expect("a cluster with certificates")
+    }
+
+    fn tls(&self, part: &str) -> Vec<String> {
+        self.certs.as_ref().map(|certs| certs.options(part)).unwrap_or_default()
     }
 
     /// As [`Cluster::start`], with ranks that train.
@@ -149,7 +184,7 @@ impl Cluster {
     pub fn coordinator_with(&self, state: &Path) -> Process {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
-        command.arg(state);
+        command.arg(state).args(self.tls("coordinator-main")).args(&self.coordinator_options);
         Process::start(command, self.log("coordinator"))
     }
 
@@ -161,7 +196,7 @@ impl Cluster {
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
         let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
-        command.arg(&self.address);
+        command.arg(&self.address).args(self.tls("trainer-node"));
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }
@@ -181,8 +216,15 @@ impl Cluster {
 
     /// A command of a person.
     pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.command_as(args, &self.tls("client-me"));
+        command.arg("--json");
+        command
+    }
+
+    /// A command of a person, with these options for security.
+    pub fn command_as(&self, args: &[&str], security: &[String]) -> Command {
         let mut command = muster(args);
-        command.args(["--json", "--coordinator", &self.address]);
+        command.args(["--coordinator", &self.address]).args(security);
         command
     }
 

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::security::{TlsArgs, TokenArgs};
 use crate::args::RunArgs;
 
 /// Arguments of `muster coordinator`.
 #[derive(Debug, Clone, Args)]
 pub struct CoordinatorArgs {
-    /// Where to listen; beyond loopback only inside a network that you trust
+    /// Where to listen; beyond loopback with certificates, or with --insecure
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
     /// Directory of its state, which survives restarts
@@ -25,6 +26,14 @@ pub struct CoordinatorArgs {
     /// Where to serve metrics for Prometheus, at /metrics
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Where to tell health without TLS, for probes
+    #[arg(long, value_name = "IP:PORT")]
+    pub health_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// File of the tokens of those who may submit and cancel runs, from `muster certs token`; default: everybody may
+    #[arg(long, value_name = "FILE", env = "MUSTER_TOKENS")]
+    pub tokens: Option<PathBuf>,
 }
 
 /// Arguments of `muster trainer`.
@@ -51,6 +60,11 @@ pub struct TrainerArgs {
     /// Where to serve metrics for Prometheus, at /metrics
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Where to tell health without TLS, for probes
+    #[arg(long, value_name = "IP:PORT")]
+    pub health_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// Program of a rank instead of this one, for tests
     #[arg(long, value_name = "PATH", hide = true)]
     pub rank_program: Option<PathBuf>,
@@ -62,6 +76,10 @@ pub struct ClientArgs {
     /// The coordinator, as host:port
     #[arg(long, value_name = "HOST:PORT", env = "MUSTER_COORDINATOR", default_value = "127.0.0.1:7070")]
     pub coordinator: String,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    #[command(flatten)]
+    pub token: TokenArgs,
 }
 
 /// Arguments of `muster submit`.

@@ -7,6 +7,7 @@ mod follow;
 mod metrics;
 mod nodes;
 mod runs;
+mod security;
 mod submit;
 mod trainer;
 mod words;

@@ -5,7 +5,7 @@ use muster_proto::RunSpec;
 use muster_proto::v1::{Run, SubmitRequest, WatchRunRequest};
 
 use super::args::SubmitArgs;
-use super::client::{Client, ClientError};
+use super::client::{Client, ClientError, Line};
 use super::words;
 use crate::args::Global;
 use crate::commands::print;
@@ -33,27 +33,27 @@ pub fn run(args: &SubmitArgs, global: &Global) -> anyhow::Result<Exit> {
         request_id: muster_coordinator::secret::random_name::<16>(),
         resume: args.resume,
     };
-    let address = args.client.coordinator.as_str();
+    let line = Line::of_client(&args.client)?;
     let runtime = super::client_runtime()?;
-    let run = runtime.block_on(submit(address, request))?;
+    let run = runtime.block_on(submit(&line, request))?;
     if !args.wait {
         print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
         return Ok(Exit::Success);
     }
-    let run = runtime.block_on(wait(address, run))?;
+    let run = runtime.block_on(wait(&line, run))?;
     print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
     Ok(words::exit(&run))
 }
 
-async fn submit(address: &str, request: SubmitRequest) -> Result<Run, ClientError> {
-    let client = Client::connect(address).await?;
+async fn submit(line: &Line, request: SubmitRequest) -> Result<Run, ClientError> {
+    let client = Client::connect(line).await?;
     let mut rpc = client.rpc.clone();
     // The request has an id: asking again does not queue it twice.
     let first = client.answer(rpc.submit(request.clone())).await;
     let answer = match first {
         Err(error) if error.may_pass() => {
             tokio::time::sleep(RETRY_PAUSE).await;
-            let client = Client::connect(address).await?;
+            let client = Client::connect(line).await?;
             let mut rpc = client.rpc.clone();
             client.answer(rpc.submit(request)).await?
         }
@@ -63,10 +63,10 @@ async fn submit(address: &str, request: SubmitRequest) -> Result<Run, ClientErro
 }
 
 /// Watches a run to its end, across restarts of the coordinator.
-async fn wait(address: &str, mut run: Run) -> Result<Run, ClientError> {
+async fn wait(line: &Line, mut run: Run) -> Result<Run, ClientError> {
     let mut failures = 0;
     while !words::is_over(&run) {
-        match watch(address, &mut run).await {
+        match watch(line, &mut run).await {
             Ok(()) => failures = 0,
             Err(error) if error.may_pass() && failures < RETRIES => {
                 failures += 1;
@@ -83,8 +83,8 @@ async fn wait(address: &str, mut run: Run) -> Result<Run, ClientError> {
     Ok(run)
 }
 
-async fn watch(address: &str, run: &mut Run) -> Result<(), ClientError> {
-    let client = Client::connect(address).await?;
+async fn watch(line: &Line, run: &mut Run) -> Result<(), ClientError> {
+    let client = Client::connect(line).await?;
     let mut rpc = client.rpc.clone();
     let mut stream = client.answer(rpc.watch_run(WatchRunRequest { run: run.id.clone() })).await?;
     // No deadline: a run may train for days, and keep-alive finds a dead connection.

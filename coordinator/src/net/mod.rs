@@ -1,8 +1,9 @@
 //! The coordinator's connections: sessions with agents, and the services for people and programs.
 
 pub use connector::Connector;
-pub use server::{Metrics, ServeError, Server, serve};
+pub use server::{Guard, Metrics, ServeError, Server, serve};
 
+mod access;
 mod connector;
 mod server;
 mod service;

@@ -1,20 +1,21 @@
-//! The coordinator's server: its service, health and reflection on one port.
+//! The coordinator's server: its service, health and reflection on one port, and health alone on another if that is wanted.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use muster_proto::limits::{
     KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_CONCURRENT_REQUESTS, MAX_MESSAGE_BYTES, MAX_RUN_FILE_BYTES,
-    RPC_TIMEOUT,
+    REQUEST_TIMEOUT, RPC_TIMEOUT,
 };
 use muster_proto::v1::FILE_DESCRIPTOR_SET;
 use muster_proto::v1::coordinator_server::CoordinatorServer;
+use muster_tls::{Incoming, Security, Tokens};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server as TonicServer;
 
 use super::Connector;
+use super::access::Access;
 use super::service::Service;
 use crate::discovery::{Announced, Discovery, StaticList};
 use crate::gang::Policy;
@@ -26,6 +27,17 @@ const LAST_WRITES: Duration = Duration::from_secs(2);
 
 /// How long requests may take that were under way when it was told to end.
 const DRAIN: Duration = Duration::from_secs(1);
+
+/// What keeps strangers away from a coordinator. The default is none of it.
+#[derive(Debug, Default)]
+pub struct Guard {
+    /// Its certificates.
+    pub security: Security,
+    /// Tokens of people who may change something; none: everybody may.
+    pub tokens: Option<Tokens>,
+    /// Where health is told without TLS, because probes of Kubernetes have none.
+    pub health: Option<TcpListener>,
+}
 
 /// What a coordinator is given.
 #[derive(Debug)]
@@ -40,6 +52,8 @@ pub struct Server {
     pub policy: Policy,
     /// Version of Muster.
     pub version: String,
+    /// What keeps strangers away.
+    pub guard: Guard,
 }
 
 /// Why a coordinator ended.
@@ -115,7 +129,8 @@ pub async fn serve(
     let options = OwnerOptions { policy: server.policy, version: server.version, discovery };
     let (owner, thread): (mpsc::Sender<Input>, _) = owner::start(server.store, options)?;
     started(Metrics { owner: owner.downgrade() });
-    let mut connector = Connector::new(coordinator, owner.clone());
+    let Guard { security, tokens, health: health_listener } = server.guard;
+    let mut connector = Connector::new(coordinator, owner.clone(), security.clone());
     connector.add(announced);
     list.into_iter().for_each(|list| connector.add(list));
     let connector = tokio::spawn(connector.run());
@@ -125,7 +140,13 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(ServeError::Reflection)?;
-    let service = CoordinatorServer::new(Service { owner, announcer })
+    if let Some(listener) = health_listener {
+        let alone =
+            TonicServer::builder().max_concurrent_streams(MAX_CONCURRENT_REQUESTS).timeout(REQUEST_TIMEOUT);
+        let alone = { alone }.add_service(health_service.clone());
+        tokio::spawn(alone.serve_with_incoming(Incoming::new(listener, None)));
+    }
+    let service = CoordinatorServer::new(Service { owner, announcer, access: Access { tokens } })
         .max_decoding_message_size(2 * MAX_RUN_FILE_BYTES as usize)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
@@ -138,11 +159,11 @@ pub async fn serve(
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
         .max_concurrent_streams(MAX_CONCURRENT_REQUESTS)
-        .tcp_nodelay(true)
+        .timeout(REQUEST_TIMEOUT)
         .add_service(service)
         .add_service(health_service)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(server.listener), shutdown);
+        .serve_with_incoming_shutdown(Incoming::new(server.listener, security.tls), shutdown);
     let served = tokio::select! {
         served = served => served,
         // People who watch a run would keep the server for as long as the run lasts.

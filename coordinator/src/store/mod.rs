@@ -19,8 +19,12 @@ mod row;
 mod tests;
 
 /// Version of the tables.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 1 + MIGRATIONS.len() as i64;
 
+/// What makes tables of version 1 those of version 2, and so on.
+const MIGRATIONS: [&str; 1] = ["ALTER TABLE runs ADD COLUMN submitter TEXT NOT NULL DEFAULT ''"];
+
+/// Tables of version 1.
 const TABLES: &str = "
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE runs (
@@ -149,7 +153,7 @@ impl Store {
         let found = self.check("opening", settings(&self.db))?;
         match found {
             0 => self.create()?,
-            SCHEMA => {}
+            1..=SCHEMA => self.migrate(found)?,
             found => return Err(StoreError::Version { path: self.path, found }),
         }
         Ok(self)
@@ -159,11 +163,23 @@ impl Store {
         let create = || -> rusqlite::Result<()> {
             let transaction = self.db.unchecked_transaction()?;
             transaction.execute_batch(TABLES)?;
+            MIGRATIONS.iter().try_for_each(|step| transaction.execute_batch(step))?;
             transaction.execute("INSERT INTO meta VALUES ('coordinator', ?1)", [random_name::<8>()])?;
             transaction.pragma_update(None, "user_version", SCHEMA)?;
             transaction.commit()
         };
         self.check("making the tables", create())
+    }
+
+    fn migrate(&self, found: i64) -> Result<(), StoreError> {
+        let migrate = || -> rusqlite::Result<()> {
+            let transaction = self.db.unchecked_transaction()?;
+            let missing = MIGRATIONS.iter().skip(found as usize - 1);
+            missing.into_iter().try_for_each(|step| transaction.execute_batch(step))?;
+            transaction.pragma_update(None, "user_version", SCHEMA)?;
+            transaction.commit()
+        };
+        self.check("bringing the tables up to date", migrate())
     }
 
     fn check<T>(&self, what: &'static str, result: rusqlite::Result<T>) -> Result<T, StoreError> {

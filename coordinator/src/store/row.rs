@@ -57,6 +57,8 @@ pub struct RunRow {
     pub requeues: u32,
     /// The furthest progress.
     pub progress: Option<v1::Progress>,
+    /// Who submitted it; empty if nobody proved that.
+    pub submitter: String,
 }
 
 impl RunRow {
@@ -82,6 +84,7 @@ impl RunRow {
             last_recovery_ms: self.last_recovery_ms,
             results: self.results.clone(),
             failure: self.failure as i32,
+            submitter: self.submitter.clone(),
             ..v1::Run::default()
         }
     }
@@ -115,6 +118,7 @@ impl RunRow {
             last_recovery_ms: number("last_recovery_ms")?,
             requeues: row.get("requeues")?,
             progress: progress.and_then(|bytes| v1::Progress::decode(bytes.as_slice()).ok()),
+            submitter: row.get("submitter")?,
         })
     }
 }
@@ -128,8 +132,8 @@ impl Store {
         let insert =
             "INSERT INTO runs (id, request_id, name, run_file, run_file_path, overrides, priority, resume,
             state, reason, submitted_ms, started_ms, ended_ms, results, failure, nodes, ranks, incarnation,
-            generation, recoveries, last_recovery_ms, requeues)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0)";
+            generation, recoveries, last_recovery_ms, requeues, submitter)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12)";
         let overrides = serde_json::to_string(&run.overrides).unwrap_or_default();
         let done = self.db.execute(
             insert,
@@ -144,7 +148,8 @@ impl Store {
                 run.resume,
                 run.state as i32,
                 run.reason,
-                run.submitted_ms as i64
+                run.submitted_ms as i64,
+                run.submitter
             ],
         );
         self.check("the run", done)?;
