@@ -3,13 +3,14 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test test-isa check bench bench-kernels clean
+.PHONY: help setup build demo test test-isa check manifests bench bench-kernels clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
 	@echo "make test    all tests"
 	@echo "make test-isa  kernels on emulated CPUs (AVX-512, BF16, AMX), a short set; FULL=1 for all"
-	@echo "make check   formatting, lints, docs, crate arrows, licences and sources of crates"
+	@echo "make check   formatting, lints, docs, crate arrows, licences and sources of crates, the Helm chart"
+	@echo "make manifests  deploy/manifests anew from deploy/chart"
 	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
 	@echo "make bench-kernels  products, attention, AdamW and LayerNorm against FMA peak and memory bandwidth"
 
@@ -44,6 +45,10 @@ check: setup
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --workspace --no-deps --lib
 	bash scripts/check-arrows.sh
 	bash scripts/cargo-deny.sh
+	bash scripts/check-chart.sh
+
+manifests:
+	@bash scripts/check-chart.sh render
 
 bench: setup
 	$(CARGO) run --release --locked -p muster-bench -- step

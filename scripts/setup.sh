@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a build needs on Debian or Ubuntu: a C compiler, pkg-config, libhwloc and libudev.
-# With python3-venv as argument also that, for the emulator of tests/isa.
+# With python3-venv as argument also that, for the emulator of tests/isa and the checks of the Helm chart.
 # Installs nothing that is already there. Rust itself is only checked: it is the user's choice how to get it.
 set -euo pipefail
 
