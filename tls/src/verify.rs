@@ -160,3 +160,69 @@ impl ClientCertVerifier for ClientCheck {
         self.chain.supported_verify_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use rustls::crypto::ring::default_provider;
+
+    use super::*;
+    use crate::authority::{self, Request};
+    use crate::explain::explain_tls;
+    use crate::files::read_certificates;
+
+    fn authority(dir: &Path) -> Arc<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        let ca = authority::init(dir, 400).unwrap().cert;
+        roots.add(read_certificates(&ca).unwrap().remove(0)).unwrap();
+        Arc::new(roots)
+    }
+
+    fn issue(dir: &Path, role: Role) -> CertificateDer<'static> {
+        let identity = Identity { role, name: "one".into() };
+        let issued = authority::issue(dir, &Request { identity, hosts: Vec::new(), days: 30 }).unwrap();
+        read_certificates(&issued.cert).unwrap().remove(0)
+    }
+
+    #[test]
+    fn chain_dates_role_and_name_are_checked_and_refusals_say_which() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (roots, foreign) = (authority(dir.path()), authority(other.path()));
+        let (agent, client) = (issue(dir.path(), Role::Trainer), issue(dir.path(), Role::Client));
+        let algorithms = default_provider().signature_verification_algorithms;
+        let check = |roots: &Arc<RootCertStore>, names| ServerCheck {
+            roots: Arc::clone(roots),
+            algorithms,
+            wanted: Role::Trainer,
+            names,
+        };
+        let now = UnixTime::now().as_secs();
+        let verify = |check: &ServerCheck, certificate: &CertificateDer<'_>, host: &'static str, at: u64| {
+            let (name, at) = (ServerName::try_from(host).unwrap(), Duration::from_secs(at));
+            let at = UnixTime::since_unix_epoch(at);
+            check
+                .verify_server_cert(certificate, &[], &name, &[], at)
+                .map(drop)
+                .map_err(|e| explain_tls(&e).text)
+        };
+        let refusal = |text: &str| Err(text.to_owned());
+        let any = check(&roots, Names::Any);
+        assert_eq!(verify(&any, &agent, "10.1.2.3", now), Ok(()));
+        assert_eq!(verify(&any, &agent, "x", now + 31 * 86_400), refusal("its certificate has expired"));
+        assert_eq!(verify(&any, &agent, "x", now - 3_600), refusal("its certificate is not valid yet"));
+        let wrong = refusal("its certificate is that of client/one, and not of a trainer");
+        assert_eq!(verify(&any, &client, "x", now), wrong);
+        let foreign = check(&foreign, Names::Any);
+        assert_eq!(verify(&foreign, &agent, "x", now), refusal("its certificate comes from another CA"));
+        let named = check(&roots, Names::Checked);
+        assert_eq!(verify(&named, &agent, "localhost", now), Ok(()));
+        assert_eq!(verify(&named, &agent, "::1", now), Ok(()));
+        let wrong = "its certificate is for localhost, 127.0.0.1, ::1, and not for example.org";
+        assert_eq!(verify(&named, &agent, "example.org", now), refusal(wrong));
+        let clients = ClientCheck::new(&roots, &Arc::new(default_provider()), Some(Role::Trainer)).unwrap();
+        assert!(clients.verify_client_cert(&agent, &[], UnixTime::now()).is_ok());
+        assert!(clients.verify_client_cert(&client, &[], UnixTime::now()).is_err());
+    }
+}

@@ -42,6 +42,8 @@ pub(super) struct Tls {
     stage: Vec<u8>,
     start: usize,
     end: usize,
+    /// Decrypted and not yet read.
+    ready: usize,
 }
 
 /// What a read gave.
@@ -77,7 +79,14 @@ impl Wire {
 
     fn encrypted(socket: TcpStream, mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(UNSENT_BYTES));
-        Self::Tls(Box::new(Tls { socket, connection, stage: vec![0; SHAKE_BYTES], start: 0, end: 0 }))
+        Self::Tls(Box::new(Tls {
+            socket,
+            connection,
+            stage: vec![0; SHAKE_BYTES],
+            start: 0,
+            end: 0,
+            ready: 0,
+        }))
     }
 
     pub fn socket(&self) -> &TcpStream {
@@ -106,7 +115,7 @@ impl Wire {
     pub fn has_buffered(&self) -> bool {
         match self {
             Self::Plain(_) => false,
-            Self::Tls(tls) => tls.start < tls.end,
+            Self::Tls(tls) => tls.ready > 0 || tls.start < tls.end,
         }
     }
 
@@ -206,12 +215,17 @@ impl Tls {
         }
         let mut piece = &self.stage[self.start..self.end];
         self.start += self.connection.read_tls(&mut piece)?;
-        if let Err(error) = self.connection.process_new_packets() {
-            // The other end should hear why.
-            let _ = self.flush();
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason(&error)));
+        match self.connection.process_new_packets() {
+            Ok(state) => {
+                self.ready = state.plaintext_bytes_to_read();
+                Ok(())
+            }
+            Err(error) => {
+                // The other end should hear why.
+                let _ = self.flush();
+                Err(io::Error::new(io::ErrorKind::InvalidData, reason(&error)))
+            }
         }
-        Ok(())
     }
 
     fn read(&mut self, to: [&mut [u8]; 2], may_receive: bool) -> io::Result<Got> {
@@ -229,7 +243,10 @@ impl Tls {
                 match self.connection.reader().read(room) {
                     // The other end has said that nothing follows.
                     Ok(0) => return Ok(Got { bytes, is_drained: true }),
-                    Ok(got) => bytes += got,
+                    Ok(got) => {
+                        bytes += got;
+                        self.ready = self.ready.saturating_sub(got);
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) => return Err(error),
                 }
