@@ -24,7 +24,7 @@ pub use error::{Error, Loss, Phase, Result};
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
 pub use tcp::{Key, LinkTls, Listener, Security};
 pub use timeouts::Timeouts;
-pub use world::{Pending, RowCounts, SumBuffer, TableRows, World};
+pub use world::{Pending, RowCounts, SumBuffer, TableRows, World, WorldAbort};
 
 mod bucket;
 mod comm;

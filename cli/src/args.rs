@@ -51,6 +51,8 @@ pub enum Command {
     Eval(EvalArgs),
     /// Apply a trained model to new texts; prints one JSON object per text
     Predict(PredictArgs),
+    /// Write report.html, a page about a run, from its output directory; a finished run has one
+    Report(ReportArgs),
     /// Show what this machine offers to Muster, and what would be slow and why
     Doctor,
     /// Take part in a run as one of its ranks; agents start it
@@ -119,6 +121,14 @@ pub struct TrainArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub run: RunArgs,
+}
+
+/// Arguments of `muster report`.
+#[derive(Debug, Clone, Args)]
+pub struct ReportArgs {
+    /// Output directory of a run, which may still go on
+    #[arg(value_name = "DIR")]
+    pub output_dir: PathBuf,
 }
 
 /// Arguments of `muster eval`.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{certs, cluster, doctor, eval, plan, predict, rank, train};
+use crate::{certs, cluster, doctor, eval, plan, predict, rank, run_page, train};
 
 /// Runs the command of the arguments.
 ///
@@ -21,6 +21,7 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Plan(args) => plan::run(args, global),
         Command::Eval(args) => eval::run(args, global),
         Command::Predict(args) => predict::run(args),
+        Command::Report(args) => run_page::run(args, global),
         Command::Doctor => doctor::run(global),
         Command::Certs(args) => certs::run(args, global),
         Command::Rank(args) => rank::run(args, global),

@@ -123,6 +123,7 @@ fn agent_options(request: &LocalRun, facts: HostFacts) -> anyhow::Result<AgentOp
         args,
         facts,
         leave_timeout: muster_proto::limits::LEAVE_TIMEOUT,
+        frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })
 }
 

@@ -22,6 +22,7 @@ mod predict;
 mod progress;
 mod rank;
 mod report;
+mod run_page;
 mod scores;
 mod stop;
 mod survey;

@@ -12,6 +12,7 @@ use muster_tls::TlsError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
+use muster_trainer::report::PageError;
 use muster_trainer::topology::SplitError;
 
 use muster_trainer::train::TrainError;
@@ -46,6 +47,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         TlsError => Exit::Usage,
         ServeError => Exit::Failure,
         InputError => Exit::Data,
+        PageError => Exit::Data,
         HubError => Exit::Data,
         SpecError => Exit::Usage,
         PlanError => Exit::Resources,

@@ -110,6 +110,10 @@ pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 pub const RANK_COMMAND_QUEUE: usize = 64;
 /// A rank that doesn't take a command for this long is stuck.
 pub const RANK_WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a rank tells its agent that it can run.
+pub const RANK_ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// A rank that has not told so for this long is frozen.
+pub const RANK_FROZEN_AFTER: Duration = Duration::from_secs(10);
 /// Messages of ranks that wait for the agent; ranks wait when it is full.
 pub const AGENT_INBOX: usize = 1_024;
 /// Events of an agent that wait for the coordinator. When it is full, progress and log lines are dropped; a session

@@ -155,7 +155,7 @@ impl Fake {
                     }
                 }
                 Command::Stop(stop) => return self.stopped(stop.save),
-                Command::Start(_) | Command::Regroup(_) => {}
+                Command::Start(_) | Command::Regroup(_) | Command::Abandon(_) => {}
             }
         }
     }

@@ -156,6 +156,7 @@ fn an_agent_of_another_version_is_refused_and_the_run_says_so() {
         args: Vec::new(),
         facts: HostFacts::detect(),
         leave_timeout: Duration::from_secs(5),
+        frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     };
     let agent = Handle::start(options).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();

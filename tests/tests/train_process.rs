@@ -82,6 +82,14 @@ fn case_36_two_runs_are_byte_identical_and_what_was_saved_gives_the_same_numbers
     let model = |run: &str| fs::read(lab.path(run).join("final/model.safetensors")).unwrap();
     assert_eq!(model("one"), model("two"));
 
+    // The page for people has the curves and the confusion matrix, and can be written again from the files.
+    let page = fs::read_to_string(lab.path("one/report.html")).unwrap();
+    for part in ["<svg", "True label by row", "finished"] {
+        assert!(page.contains(part), "no {part} in the report");
+    }
+    lab.json(&["report", lab.path("one").to_str().unwrap(), "--json"]);
+    assert_eq!(fs::read_to_string(lab.path("one/report.html")).unwrap(), page);
+
     // The exported folder, opened by itself, repeats the test of the run.
     let folder = lab.path("one/final");
     let folder = folder.to_str().unwrap();

@@ -20,6 +20,7 @@ pub mod params;
 pub mod peers;
 pub mod plan;
 pub mod rank;
+pub mod report;
 pub mod schedule;
 pub mod tape;
 pub mod tokenizer;

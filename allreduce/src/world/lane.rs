@@ -47,15 +47,28 @@ struct Shared {
     start: Instant,
     /// Operations whose outcome nobody knows yet.
     open: AtomicUsize,
-    /// No join of a group shall go on.
-    is_ended: Arc<AtomicBool>,
 }
 
 /// The operations of one rank inside its node.
 pub(super) struct Lane {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    abort: Mutex<AbortHandle>,
+    ender: Ender,
+}
+
+/// Ends what is under way in a lane and everything later.
+#[derive(Clone)]
+pub(super) struct Ender {
+    /// No join of a group shall go on.
+    is_ended: Arc<AtomicBool>,
+    group: Arc<Mutex<AbortHandle>>,
+}
+
+impl Ender {
+    pub fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
+        lock(&self.group).abort();
+    }
 }
 
 /// Where the outcome of an operation arrives.
@@ -73,8 +86,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lane {
     pub fn start(node: Node) -> Result<Self> {
-        let is_ended = node.is_ended();
-        let (me, abort) = (node.me(), Mutex::new(node.abort_handle()));
+        let me = node.me();
+        let ender = Ender { is_ended: node.is_ended(), group: Arc::new(Mutex::new(node.abort_handle())) };
         let shared = Arc::new(Shared {
             me,
             state: Mutex::new(State { node: Some(Box::new(node)), ..State::default() }),
@@ -82,7 +95,6 @@ impl Lane {
             recorder: Recorder::default(),
             start: Instant::now(),
             open: AtomicUsize::new(0),
-            is_ended,
         });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -93,7 +105,7 @@ impl Lane {
                 address: "sums inside the node".to_owned(),
                 source: Arc::new(source),
             })?;
-        Ok(Self { shared, thread: Some(thread), abort })
+        Ok(Self { shared, thread: Some(thread), ender })
     }
 
     /// Queues an operation.
@@ -144,21 +156,20 @@ impl Lane {
 
     /// The node has another group now.
     pub fn replace_abort_handle(&self, handle: AbortHandle) {
-        *lock(&self.abort) = handle;
-        if self.shared.is_ended.load(Ordering::Acquire) {
-            lock(&self.abort).abort();
+        *lock(&self.ender.group) = handle;
+        if self.ender.is_ended.load(Ordering::Acquire) {
+            lock(&self.ender.group).abort();
         }
     }
 
     /// The error of this rank for an error of its communicator.
     pub fn judge(&self, place: Place, error: Error) -> Error {
-        place.unless_accused(&lock(&self.abort), error)
+        place.unless_accused(&lock(&self.ender.group), error)
     }
 
-    /// Ends what is under way and everything later.
-    pub fn abort(&self) {
-        self.shared.is_ended.store(true, Ordering::Release);
-        lock(&self.abort).abort();
+    /// Something that ends this lane from elsewhere.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
     }
 
     /// Whether operations are queued or under way.

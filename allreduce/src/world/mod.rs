@@ -19,6 +19,7 @@
 //!
 //! It decides nothing about members, and doesn't know what the values mean.
 
+mod abort;
 mod buffer;
 mod fault;
 mod lane;
@@ -42,6 +43,7 @@ use crate::membership::Membership;
 use crate::shm::RANKS_MAX;
 use crate::tcp::Listener;
 
+pub use abort::WorldAbort;
 pub use buffer::SumBuffer;
 pub use pending::Pending;
 pub use rows::{RowCounts, TableRows};
@@ -249,13 +251,15 @@ impl World {
 
     /// Ends all operations of this rank with an error, and tells the peers. Needs no peer and does not block.
     pub fn abort(&self, reason: &str) {
+        self.abort_handle().abort(reason);
+    }
+
+    /// Something by which another thread ends the operations of this rank.
+    pub fn abort_handle(&self) -> WorldAbort {
         match &self.ways {
-            Ways::Alone => {}
-            Ways::Sockets(comm) => comm.abort(reason),
-            Ways::Node(comm, lane) => {
-                comm.abort(reason);
-                lane.abort();
-            }
+            Ways::Alone => WorldAbort::default(),
+            Ways::Sockets(comm) => WorldAbort::new(comm, None),
+            Ways::Node(comm, lane) => WorldAbort::new(comm, Some(lane.ender())),
         }
     }
 

@@ -69,6 +69,7 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
         args: rank_args,
         facts: HostFacts::detect(),
         leave_timeout: Duration::from_secs(args.leave_timeout),
+        frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })
 }
 

@@ -89,6 +89,8 @@ impl Gang {
                 }
             }
             Said::Failed(failed) => self.said_failed(now, id, failed),
+            // The agent keeps it to itself.
+            Said::Alive(_) => {}
         }
     }
 
@@ -224,7 +226,7 @@ impl Gang {
             exit_code: failed.exit_code,
         };
         if was_active {
-            self.lost_from_live(now);
+            self.lost_from_live(now, id);
         }
         self.failed(now, &key, failure);
     }
@@ -235,7 +237,7 @@ impl Gang {
         slot.give_up();
         self.changed_at = now;
         if member.is_active() {
-            self.lost_from_live(now);
+            self.lost_from_live(now, id);
         }
         let told_to_end = member.told.is_some();
         if !matches!(member.state, State::Leaving) && !told_to_end {
@@ -252,13 +254,17 @@ impl Gang {
         self.failed(now, &key, failure);
     }
 
-    /// A member of the live generation is gone: the others will find out, if they have not yet.
-    pub(super) fn lost_from_live(&mut self, now: Moment) {
-        if let Some(live) = &mut self.live
-            && !live.finishing
-        {
-            live.broken_since.get_or_insert(now);
-            self.broke_at.get_or_insert(now);
+    /// A member of the live generation is gone. Those who trained with it mostly know; those who are still about to
+    /// meet it, or whose connection to it is silent, would wait for as long as their patience lasts.
+    pub(super) fn lost_from_live(&mut self, now: Moment, gone: &str) {
+        let Some(live) = self.live.as_mut().filter(|live| !live.finishing) else { return };
+        live.broken_since.get_or_insert(now);
+        self.broke_at.get_or_insert(now);
+        let generation = live.generation;
+        let others = self.members_iter().filter(|(_, _, member)| member.is_active() && member.id != gone);
+        let others: Vec<String> = others.map(|(_, _, member)| member.id.clone()).collect();
+        for member in others {
+            self.decide(Action::Abandon { member, generation }, format!("{gone} is gone"));
         }
     }
 }

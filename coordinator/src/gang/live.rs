@@ -73,7 +73,7 @@ impl Gang {
             slot.cool(now, &self.policy);
         }
         if was_active {
-            self.lost_from_live(now);
+            self.lost_from_live(now, id);
         }
     }
 

@@ -94,7 +94,7 @@ impl Gang {
             Some(Said::Broken(b)) => waits(member, b.step, b.addresses, rank.threads),
             _ => {}
         }
-        self.lost_from_live(now);
+        self.lost_from_live(now, &rank.member_id);
     }
 }
 

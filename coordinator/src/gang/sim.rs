@@ -47,6 +47,7 @@ enum Ev {
 enum Command {
     Install(u64),
     Regroup(u64),
+    Abandon(u64),
     Stop(Save),
 }
 
@@ -229,6 +230,7 @@ impl Sim {
             Action::Install { generation, members } => self.install(generation, members),
             Action::InstallAgain { generation, member } => self.send(&member, Command::Install(generation)),
             Action::Regroup { member, generation } => self.send(&member, Command::Regroup(generation)),
+            Action::Abandon { member, generation } => self.send(&member, Command::Abandon(generation)),
             Action::Stop { member, save } => self.send(&member, Command::Stop(save)),
             Action::Kill { node, member } => {
                 if self.sessions[&node] && self.ranks.contains_key(&member) {
@@ -295,6 +297,7 @@ impl Sim {
             Command::Regroup(generation) if rank.doing == Doing::Training(generation) => {
                 self.teams.get_mut(&generation).expect("a team").pause = true;
             }
+            Command::Abandon(generation) => self.detect(generation),
             Command::Stop(save) => match rank.doing {
                 Doing::Training(generation) => {
                     self.teams.get_mut(&generation).expect("a team").stop = Some(save)

@@ -145,6 +145,21 @@ fn a_crash_costs_no_waiting_the_survivors_form_the_next_generation_at_once() {
     assert_eq!(installs(&bench.paused(2_310, 2)), Some((3, 3)));
 }
 
+/// A member that dies before it joins is nobody's peer yet: the others would wait for it as long as their patience
+/// lasts.
+#[test]
+fn whoever_is_left_of_a_generation_is_told_when_a_member_is_gone() {
+    let mut bench = Bench::new(3, 1);
+    (0..3).for_each(|rank| drop(bench.ready(10, rank, Some(0))));
+    bench.running(20, 2);
+    let (zero, two) = (bench.id(0), bench.id(2));
+    let told = bench.exit(30, 1, Some(9));
+    let abandon = |member| Action::Abandon { member, generation: 1 };
+    assert_eq!(told, [abandon(zero), abandon(two)]);
+    bench.broken(40, 0, &[]);
+    assert_eq!(installs(&bench.broken(50, 2, &[])), Some((2, 2)));
+}
+
 #[test]
 fn a_blamed_silent_member_is_killed_soon_and_an_unblamed_one_after_the_lease() {
     let mut bench = Bench::training(3, 1);

@@ -240,6 +240,13 @@ pub enum Action {
         /// The generation.
         generation: u64,
     },
+    /// Tell a member that its generation lost one, in case it can't see that.
+    Abandon {
+        /// The member.
+        member: String,
+        /// The generation.
+        generation: u64,
+    },
     /// Tell a member to end.
     Stop {
         /// The member.

@@ -215,6 +215,10 @@ impl Run {
                 let regroup = rank_command::Command::Regroup(v1::Regroup { generation });
                 vec![Effect::Note(format!("the ranks pause: {reason}")), to_rank(&member, regroup)]
             }
+            Action::Abandon { member, generation } => {
+                let abandon = v1::Abandon { generation, reason };
+                vec![to_rank(&member, rank_command::Command::Abandon(abandon))]
+            }
             Action::Stop { member, save } => {
                 let stop = v1::Stop { save: save == Save::Yes, reason };
                 vec![to_rank(&member, rank_command::Command::Stop(stop))]

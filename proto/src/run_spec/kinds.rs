@@ -98,6 +98,23 @@ choice! {
 }
 
 choice! {
+    /// Where the numbers of the metrics log go besides.
+    ReportTo {
+        /// Nowhere.
+        None = "none",
+        /// To event files that TensorBoard reads.
+        Tensorboard = "tensorboard",
+    }
+}
+
+impl Default for ReportTo {
+    /// Also that of run files of earlier versions, as agents and coordinators keep them.
+    fn default() -> Self {
+        Self::None
+    }
+}
+
+choice! {
     /// Format of the data files.
     DataFormat {
         /// By the file's extension.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
     Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, PerNode, Pin, Precision, Recompute,
-    Schedule, TaskType, Truncation, metric_names,
+    ReportTo, Schedule, TaskType, Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
 
@@ -163,6 +163,9 @@ pub struct TrainSpec {
     pub on_non_finite: OnNonFinite,
     /// Steps between two lines of the metrics log; default 10.
     pub log_every_steps: u64,
+    /// Where the numbers of the metrics log go besides; default none.
+    #[serde(default)]
+    pub report_to: ReportTo,
 }
 
 /// `[eval]`: when to evaluate, and by what to choose the best model.

@@ -246,6 +246,7 @@ fn read_train(r: &mut Reader<'_>) -> TrainSpec {
         recompute: r.choice("train.recompute", Recompute::NAMES).unwrap_or(Recompute::Never),
         on_non_finite: r.choice("train.on_non_finite", OnNonFinite::NAMES).unwrap_or(OnNonFinite::Stop),
         log_every_steps: r.whole("train.log_every_steps", 1, limits::MAX_STEPS).unwrap_or(10),
+        report_to: r.choice("train.report_to", ReportTo::NAMES).unwrap_or_default(),
     }
 }
 

@@ -71,6 +71,7 @@ pub const KEYS: &[Key] = &[
     key("train.recompute", "never | layers", "never"),
     key("train.on_non_finite", "stop | skip", "stop"),
     key("train.log_every_steps", "whole number >= 1", "10"),
+    key("train.report_to", "none | tensorboard", "none"),
     key("eval.every", "epoch | end | whole number of steps", "epoch"),
     key("eval.metric", "metric", "accuracy, f1_macro or mse"),
     key("eval.early_stopping_patience", "whole number >= 1", "never stops early"),

@@ -57,6 +57,8 @@ pub struct AgentOptions {
     pub facts: HostFacts,
     /// How long ranks may take to leave when the agent is told to end.
     pub leave_timeout: Duration,
+    /// A rank that has not said for this long that it can run is frozen, and killed.
+    pub frozen_after: Duration,
 }
 
 /// Why a session was refused.

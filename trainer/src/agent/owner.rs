@@ -16,8 +16,8 @@ use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
 use crate::topology::split_cpus;
 
-/// How often orphans are looked for.
-const REAP_INTERVAL: Duration = Duration::from_secs(1);
+/// How often orphans and frozen ranks are looked for.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Rank {
@@ -27,6 +27,8 @@ struct Rank {
     progress: Option<Progress>,
     installed: u64,
     threads: u32,
+    /// When it said last that it can run; none before the first time.
+    alive: Option<Instant>,
     exited: Option<RankExited>,
 }
 
@@ -48,6 +50,8 @@ pub(super) struct Owner {
     sessions: u64,
     inbox: mpsc::Sender<Request>,
     leaving: Option<(String, Instant)>,
+    /// When frozen ranks were looked for last.
+    looked: Instant,
 }
 
 impl Owner {
@@ -60,13 +64,14 @@ impl Owner {
             sessions: 0,
             inbox,
             leaving: None,
+            looked: Instant::now(),
         }
     }
 
     /// Serves until it is told to end, or has left.
     pub async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
         let (to_me, mut from_ranks) = mpsc::channel::<(String, FromProcess)>(AGENT_INBOX);
-        let mut tick = tokio::time::interval(REAP_INTERVAL);
+        let mut tick = tokio::time::interval(LOOK_INTERVAL);
         let is_init = std::process::id() == 1;
         loop {
             tokio::select! {
@@ -75,7 +80,12 @@ impl Owner {
                     Some(request) => self.request(request, &to_me),
                 },
                 Some((member, from)) = from_ranks.recv() => self.hear_rank(&member, from),
-                _ = tick.tick() => if is_init { self.reap(); },
+                _ = tick.tick() => {
+                    if is_init {
+                        self.reap();
+                    }
+                    self.kill_frozen(Instant::now());
+                }
             }
             if self.has_left() {
                 break;
@@ -107,6 +117,26 @@ impl Owner {
         let count = reap::reap_orphans(&ours.collect::<HashSet<u32>>());
         if count > 0 {
             tracing::debug!("collected {count} orphans");
+        }
+    }
+
+    /// Kills ranks that can't run, e.g. stopped ones: their peers wait for them otherwise. Not if it was this process
+    /// that could not run.
+    fn kill_frozen(&mut self, now: Instant) {
+        let was_away = now.saturating_duration_since(self.looked) > 3 * LOOK_INTERVAL;
+        self.looked = now;
+        for (id, rank) in &mut self.ranks {
+            let (Some(alive), Some(process)) = (rank.alive, &rank.process) else { continue };
+            if was_away {
+                rank.alive = Some(now);
+                continue;
+            }
+            let silent = now.saturating_duration_since(alive);
+            if silent >= self.options.frozen_after {
+                tracing::warn!("killing {id}: it could not run for {:.0} s", silent.as_secs_f64());
+                process.kill();
+                rank.alive = None;
+            }
         }
     }
 
@@ -290,6 +320,7 @@ impl Owner {
             progress: None,
             installed: 0,
             threads: 0,
+            alive: None,
             exited: None,
         };
         let command = RankCommand { command: Some(rank_command::Command::Start(start)) };
@@ -303,6 +334,10 @@ impl Owner {
         match from {
             FromProcess::Event(event) => {
                 match &event.event {
+                    Some(rank_event::Event::Alive(_)) => {
+                        rank.alive = Some(Instant::now());
+                        return;
+                    }
                     Some(rank_event::Event::Progress(progress)) => rank.progress = Some(*progress),
                     Some(rank_event::Event::Note(_)) => {}
                     Some(rank_event::Event::Ready(ready)) => {

@@ -19,6 +19,7 @@ fn options(program: &str, args: &[&str]) -> AgentOptions {
         args: args.iter().map(OsString::from).collect(),
         facts: HostFacts::detect(),
         leave_timeout: Duration::from_secs(10),
+        frozen_after: Duration::from_secs(2),
     }
 }
 
@@ -98,6 +99,18 @@ async fn garbage_from_a_rank_is_a_failure_with_a_reason() {
     let Some(rank_event::Event::Failed(failed)) = from.event.unwrap().event else { panic!("a failure") };
     assert!(failed.error.contains("3 bytes that are no message"), "{}", failed.error);
     assert_eq!(until_exit(&mut session).await.0.signal, Some(9));
+}
+
+#[tokio::test]
+async fn a_rank_that_does_not_say_any_more_that_it_can_run_is_killed() {
+    // The message Alive, once.
+    let agent = Handle::start(options("sh", &["-c", "printf '\\002\\122\\000' >&0; sleep 1000"])).unwrap();
+    let mut session = agent.asker().session("c").await.unwrap();
+    next(&mut session).await;
+    session.commands.send(start("n/0#1")).await.unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(until_exit(&mut session).await.0.signal, Some(9));
+    assert!(begun.elapsed() >= Duration::from_secs(2), "it has its time: {:?}", begun.elapsed());
 }
 
 /// Two runs of one cluster number their ranks alike; found by tests/chaos.rs, whose second run waited for its ranks.

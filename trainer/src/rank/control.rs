@@ -3,13 +3,15 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
+use muster_allreduce::WorldAbort;
+use muster_proto::limits::RANK_ALIVE_EVERY;
 use muster_proto::v1::rank_command::Command;
 use muster_proto::v1::rank_event::Event;
-use muster_proto::v1::{Install, RankCommand, RankEvent, Start};
+use muster_proto::v1::{Alive, Install, RankCommand, RankEvent, Start};
 use muster_proto::wire::read_message;
 use prost::Message;
 
@@ -31,7 +33,31 @@ struct Inbox {
     stop: Wish,
     /// Newest generation that shall pause.
     regroup: Option<u64>,
+    /// Newest generation that lost a member.
+    abandoned: u64,
+    /// What this rank takes part in, or is about to.
+    present: Present,
     closed: bool,
+}
+
+/// The generation that a rank forms or trains in, and how to break it off.
+#[derive(Debug, Default)]
+struct Present {
+    generation: u64,
+    /// Ends the meeting.
+    is_cancelled: Arc<AtomicBool>,
+    /// Ends what comes after the meeting.
+    world: WorldAbort,
+}
+
+impl Inbox {
+    fn abandon(&mut self, generation: u64, reason: &str) {
+        self.abandoned = self.abandoned.max(generation);
+        if self.present.generation == generation {
+            self.present.is_cancelled.store(true, Ordering::Release);
+            self.present.world.abort(reason);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +79,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Control {
     shared: Arc<Shared>,
-    out: Mutex<UnixStream>,
+    out: Arc<Mutex<UnixStream>>,
 }
 
 /// The agent's end is gone.
@@ -91,14 +117,15 @@ impl Control {
             listen(&mut reader, &listening);
             lost();
         })?;
-        Ok((Self { shared, out: Mutex::new(line) }, start))
+        let out = Arc::new(Mutex::new(line));
+        let beating = Arc::downgrade(&out);
+        thread::Builder::new().name("muster-alive".into()).spawn(move || beat(&beating))?;
+        Ok((Self { shared, out }, start))
     }
 
     /// Tells the agent something. Without an agent it goes nowhere: `lost` has been called then.
     pub fn tell(&self, event: Event) {
-        let bytes = RankEvent { event: Some(event) }.encode_length_delimited_to_vec();
-        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = out.write_all(&bytes) {
+        if let Err(error) = write(&self.out, event) {
             tracing::debug!("the agent does not listen: {error}");
         }
     }
@@ -125,6 +152,24 @@ impl Control {
         }
     }
 
+    /// Begins the meeting of a generation, which ends early once what this returns is true.
+    pub fn meeting(&self, generation: u64) -> Arc<AtomicBool> {
+        let mut inbox = self.shared.inbox();
+        let is_cancelled = Arc::new(AtomicBool::new(inbox.abandoned >= generation));
+        let of_agent = Arc::clone(&is_cancelled);
+        inbox.present = Present { generation, is_cancelled: of_agent, world: WorldAbort::default() };
+        is_cancelled
+    }
+
+    /// The generation has met: `world` is ended if a member is lost.
+    pub fn met(&self, world: WorldAbort) {
+        let mut inbox = self.shared.inbox();
+        if inbox.abandoned >= inbox.present.generation {
+            world.abort("a member was lost while the generation met");
+        }
+        inbox.present.world = world;
+    }
+
     /// Says which generation is training from now on.
     pub fn training(&self, generation: u64) {
         self.shared.generation.store(generation, Ordering::Relaxed);
@@ -139,6 +184,22 @@ impl Control {
     }
 }
 
+fn write(out: &Mutex<UnixStream>, event: Event) -> io::Result<()> {
+    let bytes = RankEvent { event: Some(event) }.encode_length_delimited_to_vec();
+    out.lock().unwrap_or_else(PoisonError::into_inner).write_all(&bytes)
+}
+
+/// Tells the agent at a fixed pace that this process can run, until there is no line to it.
+fn beat(out: &Weak<Mutex<UnixStream>>) {
+    while let Some(out) = out.upgrade() {
+        if write(&out, Event::Alive(Alive {})).is_err() {
+            return;
+        }
+        drop(out);
+        thread::sleep(RANK_ALIVE_EVERY);
+    }
+}
+
 fn listen(reader: &mut UnixStream, shared: &Shared) {
     loop {
         let command = read_command(reader);
@@ -146,6 +207,7 @@ fn listen(reader: &mut UnixStream, shared: &Shared) {
         match command {
             Ok(Some(Command::Install(install))) => inbox.installs.push_back(install),
             Ok(Some(Command::Regroup(regroup))) => inbox.regroup = Some(regroup.generation),
+            Ok(Some(Command::Abandon(abandon))) => inbox.abandon(abandon.generation, &abandon.reason),
             Ok(Some(Command::Stop(stop))) => {
                 inbox.stop = inbox.stop.max(if stop.save { Wish::SaveAndStop } else { Wish::Stop });
             }
@@ -171,7 +233,7 @@ fn read_command(reader: &mut impl Read) -> io::Result<Option<Command>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_proto::v1::{Regroup, Stop};
+    use muster_proto::v1::{Abandon, Regroup, Stop};
 
     fn send(line: &mut UnixStream, command: Command) {
         let bytes = RankCommand { command: Some(command) }.encode_length_delimited_to_vec();
@@ -217,6 +279,34 @@ mod tests {
         until(&control, Wish::SaveAndStop);
         send(&mut agent, Command::Stop(Stop { save: false, reason: "now".into() }));
         assert_eq!(control.next_order().unwrap(), Order::Stop(Wish::SaveAndStop));
+    }
+
+    #[test]
+    fn a_generation_that_lost_a_member_is_broken_off_before_and_while_it_meets() {
+        let (control, mut agent, _gone) = open();
+        let wait = |flag: &AtomicBool| {
+            let begun = std::time::Instant::now();
+            while !flag.load(Ordering::Acquire) {
+                assert!(begun.elapsed().as_secs() < 10, "nothing breaks it off");
+                thread::yield_now();
+            }
+        };
+        let fourth = control.meeting(4);
+        send(&mut agent, Command::Abandon(Abandon { generation: 3, reason: "old news".into() }));
+        send(&mut agent, Command::Abandon(Abandon { generation: 4, reason: "n/1 is gone".into() }));
+        wait(&fourth);
+        assert!(control.meeting(4).load(Ordering::Acquire), "it came before the meeting");
+        assert!(!control.meeting(5).load(Ordering::Acquire), "only up to the generation that lost a member");
+    }
+
+    #[test]
+    fn a_rank_tells_that_it_is_alive() {
+        let (_control, mut agent, _gone) = open();
+        agent.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+        for _ in 0..2 {
+            let event: RankEvent = read_message(&mut agent).unwrap().unwrap();
+            assert_eq!(event.event, Some(Event::Alive(Alive {})));
+        }
     }
 
     #[test]

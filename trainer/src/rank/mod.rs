@@ -167,7 +167,11 @@ impl Seat<'_> {
         };
         let mut options = CommOptions::new(security);
         options.timeouts = self.timeouts;
-        Ok(Peers::new(World::join(membership, Rank(install.rank), Some(listener), options)?, threads))
+        let is_cancelled = self.control.meeting(install.generation);
+        let world =
+            World::join_unless(membership, Rank(install.rank), Some(listener), options, &is_cancelled)?;
+        self.control.met(world.abort_handle());
+        Ok(Peers::new(world, threads))
     }
 
     /// Ends while waiting.

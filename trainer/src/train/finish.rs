@@ -1,7 +1,7 @@
 //! The end of a run: the chosen model is tested, exported and its numbers are written down.
 
 use muster_kernels::Element;
-use muster_proto::Step;
+use muster_proto::{Step, with_causes};
 use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
@@ -11,6 +11,7 @@ use super::runner::Trainer;
 use super::settings::Ending;
 use crate::metrics::Report;
 use crate::peers::Vote;
+use crate::report::write_page;
 
 /// The numbers of a run, as `results.json` has them. Fields whose name ends in `_s` depend on the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -116,6 +117,10 @@ impl<E: Element> Trainer<'_, E> {
             elapsed_s: self.state.train_ms as f64 / 1e3,
         };
         self.store.write_results(&results)?;
+        // The run is done and its numbers are safe.
+        if let Err(error) = write_page(self.store.dir()) {
+            self.warn(format!("no report was written: {}", with_causes(&error)));
+        }
         self.tell(&Event::Exported { step: model_step, path });
         Ok(Conclusion::Done(Some(Box::new(results))))
     }

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use muster_kernels::Element;
+use muster_proto::run_spec::ReportTo;
 
 use super::error::TrainError;
 use super::log::{LogEnd, MetricsLog};
@@ -12,6 +13,7 @@ use super::runner::Trainer;
 use crate::checkpoint::{CheckpointError, State};
 use crate::gradients::Gradients;
 use crate::peers::{Peers, StateSource, agree, transfer};
+use crate::report::EventFiles;
 
 /// How often a rank asks for an output directory that another process still holds, and the pause between.
 const HOLD_TRIES: u32 = 40;
@@ -109,7 +111,13 @@ impl<E: Element> Trainer<'_, E> {
         }
         self.hold_output()?;
         let end = LogEnd { step: self.state.step, evaluated: self.state.is_evaluated() };
-        self.log = Some(MetricsLog::open(&self.store.metrics_path(), end)?);
+        let log = MetricsLog::open(&self.store.metrics_path(), end)?;
+        self.log = Some(match self.settings.report_to {
+            ReportTo::None => log,
+            ReportTo::Tensorboard => {
+                log.with_events(EventFiles::new(self.store.dir().join("tensorboard"), self.state.step))
+            }
+        });
         Ok(())
     }
 }

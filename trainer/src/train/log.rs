@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::metrics::Report;
+use crate::report::EventFiles;
 
 /// One step of training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,10 +70,36 @@ pub enum Line<'a> {
     Eval(&'a EvalRecord),
 }
 
+impl Line<'_> {
+    /// The step and the numbers of a line, under the names that the Hugging Face Trainer gives them in TensorBoard.
+    fn scalars(&self) -> (u64, Vec<(String, f64)>) {
+        let named = |group: &str, name: &str, value: Option<f64>| Some((format!("{group}/{name}"), value?));
+        match self {
+            Self::Train(r) => {
+                let values = [
+                    ("loss", r.loss),
+                    ("grad_norm", r.grad_norm),
+                    ("learning_rate", Some(r.learning_rate)),
+                    ("epoch", Some(r.epoch)),
+                    ("tokens_per_second", Some(r.tokens_per_s)),
+                ];
+                (r.step, values.into_iter().filter_map(|(name, value)| named("train", name, value)).collect())
+            }
+            Self::Eval(r) => {
+                let values = r.report.summary().into_iter();
+                let values = values.filter_map(|(metric, value)| named("eval", &metric.name(&[]), value));
+                (r.step, values.chain(named("eval", "runtime", Some(r.duration_s))).collect())
+            }
+        }
+    }
+}
+
 /// The open log.
 pub struct MetricsLog {
     path: PathBuf,
     file: BufWriter<File>,
+    /// Where the same numbers go for TensorBoard.
+    events: Option<EventFiles>,
 }
 
 /// The log can't be written.
@@ -115,7 +142,13 @@ impl MetricsLog {
         let kept = kept_bytes(&text, end);
         file.set_len(kept).map_err(fail("cut"))?;
         file.seek(SeekFrom::Start(kept)).map_err(fail("cut"))?;
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), events: None })
+    }
+
+    /// Has the numbers of later lines written to event files too.
+    #[must_use]
+    pub fn with_events(self, events: EventFiles) -> Self {
+        Self { events: Some(events), ..self }
     }
 
     /// Appends a line and hands it to the system, so that another process sees whole lines.
@@ -126,7 +159,14 @@ impl MetricsLog {
         let mut text = serde_json::to_vec(line).expect("records have string keys and no foreign types");
         text.push(b'\n');
         let written = self.file.write_all(&text).and_then(|()| self.file.flush());
-        written.map_err(|source| self.error("write", source))
+        written.map_err(|source| self.error("write", source))?;
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let (step, scalars) = line.scalars();
+        events.scalars(step, scalars).map_err(|source| LogError {
+            action: "write the event files beside",
+            path: events.dir().to_owned(),
+            source,
+        })
     }
 
     /// Waits until the disk has every line; called before a checkpoint, which must not be newer than its log.

@@ -220,6 +220,7 @@ fn settings(spec: &RunSpec, run: &Inspected, plan: &DerivedPlan) -> Result<Setti
         },
         names: run.names.clone(),
         threshold: spec.task.threshold,
+        report_to: spec.train.report_to,
     })
 }
 

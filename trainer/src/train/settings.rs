@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_proto::run_spec::OnNonFinite;
+use muster_proto::run_spec::{OnNonFinite, ReportTo};
 
 use super::evaluate::Rows;
 use super::event::Event;
@@ -39,6 +39,8 @@ pub struct Settings {
     pub names: Vec<String>,
     /// Probability from which a label of a multi-label task counts as given.
     pub threshold: f32,
+    /// Where the numbers of the log go besides.
+    pub report_to: ReportTo,
 }
 
 /// The rows of a run.

@@ -5,6 +5,7 @@
 //!              metrics.jsonl          one line per logged step and evaluation
 //!              final/                 the chosen model, for transformers and `muster predict`
 //!              results.json           the numbers of the run
+//!              report.html            the same for people
 //! ```
 
 use std::path::{Path, PathBuf};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_kernels::pool::Pool;
-use muster_proto::run_spec::{EvalEvery, OnLong, OnNonFinite, Schedule};
+use muster_proto::run_spec::{EvalEvery, OnLong, OnNonFinite, ReportTo, Schedule};
 use serde_json::{Value, json};
 
 use super::*;
@@ -95,6 +95,7 @@ impl Lab {
             best,
             names: rows.train.store.labels().names().to_vec(),
             threshold: 0.5,
+            report_to: ReportTo::Tensorboard,
         };
         Self { dir, rows, settings, poison: None, joins: false }
     }
