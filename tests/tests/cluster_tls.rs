@@ -129,6 +129,7 @@ fn a_client_may_not_pose_as_an_agent_nor_an_agent_be_led_by_a_client() {
         args: Vec::new(),
         facts: HostFacts::detect(),
         leave_timeout: Duration::from_secs(5),
+        frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     };
     let agent = Handle::start(options).unwrap();
     let runtime = Runtime::new().unwrap();
