@@ -3,12 +3,13 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test test-isa check manifests bench bench-kernels clean
+.PHONY: help setup build demo test test-isa test-numa check manifests bench bench-kernels clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
 	@echo "make test    all tests"
 	@echo "make test-isa  kernels on emulated CPUs (AVX-512, BF16, AMX), a short set; FULL=1 for all"
+	@echo "make test-numa  two ranks on an emulated machine of two sockets"
 	@echo "make check   formatting, lints, docs, crate arrows, licences and sources of crates, the Helm chart"
 	@echo "make manifests  deploy/manifests anew from deploy/chart"
 	@echo "make bench   samples/s, tokens/s and share of the FMA peak for MiniLM and DeBERTa shapes"
@@ -49,6 +50,10 @@ check: setup
 
 manifests:
 	@bash scripts/check-chart.sh render
+
+# Two ranks on two sockets, which QEMU plays: tests/numa-vm/README.md. A minute or two, so `make test` leaves it out.
+test-numa: build
+	bash tests/numa-vm/test.sh $(MUSTER)
 
 bench: setup
 	$(CARGO) run --release --locked -p muster-bench -- step

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use muster_proto::v1::Origin;
 
 use crate::cluster::args as cluster;
 
@@ -38,6 +39,26 @@ pub struct Global {
 pub enum LogFormat {
     Human,
     Json,
+}
+
+/// Whether a run goes on with what its output directory holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Resume {
+    Never,
+    Always,
+    /// For those who can't look first, such as a pod that takes over from another.
+    Auto,
+}
+
+impl Resume {
+    /// The same as a rank is told it.
+    pub fn origin(self) -> Origin {
+        match self {
+            Self::Never => Origin::Fresh,
+            Self::Always => Origin::Resume,
+            Self::Auto => Origin::ResumeOrFresh,
+        }
+    }
 }
 
 /// What to do.
@@ -108,9 +129,10 @@ pub struct RunArgs {
 pub struct TrainArgs {
     #[command(flatten)]
     pub run: RunArgs,
-    /// Continue from the newest checkpoint of the output directory
-    #[arg(long)]
-    pub resume: bool,
+    /// Continue from the newest checkpoint of the output directory; =auto: if there is one
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, hide_possible_values = true)]
+    #[arg(default_value = "never", hide_default_value = true, default_missing_value = "always")]
+    pub resume: Resume,
     /// Train with so many processes on this machine, each on a part of its cores
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: u32,

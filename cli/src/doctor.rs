@@ -1,12 +1,16 @@
 //! `muster doctor`: what this machine offers, what would be slow, and why.
 
 use muster_kernels::isa;
-use muster_trainer::topology::{CpuBudget, HostFacts, HugePages, NodesFrom, cpu_budget};
+use muster_trainer::topology::{
+    CpuBudget, HostFacts, HugePages, NodesFrom, cpu_budget, cpu_list as list, local_share_of_touched,
+    may_bind_memory, split_cpus,
+};
 use serde::Serialize;
 
 use crate::args::Global;
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::host;
 
 /// One line of the report.
 #[derive(Debug, Serialize, PartialEq, Eq)]
@@ -35,7 +39,10 @@ struct Report {
 /// # Errors
 /// A stdout that can't be written.
 pub fn run(global: &Global) -> anyhow::Result<Exit> {
-    let report = examine(&HostFacts::detect(), &isa::detect());
+    let host = host::detect();
+    let mut report = examine(&host, &isa::detect());
+    report.findings.extend(rank_findings(&host, &try_memory));
+    report.findings.push(policy_finding(may_bind_memory(&host)));
     print(global, &report, || render(&report))?;
     Ok(Exit::Success)
 }
@@ -81,7 +88,10 @@ fn host_findings(host: &HostFacts, budget: &CpuBudget) -> Vec<Finding> {
     let mib =
         |bytes: Option<u64>| bytes.map_or("unknown".into(), |b| format!("{:.1} MiB", b as f64 / 1048576.0));
     let l3 = host.l3.map_or("unknown".into(), |(b, n)| format!("{} shared by {n} CPUs", mib(Some(b))));
-    let throttled = host.throttling.map(|t| format!("{} of {} periods stopped", t.throttled, t.periods));
+    let throttled = host.throttling.map(|t| {
+        let seconds = t.throttled_us as f64 / 1e6;
+        (format!("{} of {} periods stopped", t.throttled, t.periods), seconds)
+    });
     let mut findings = vec![
         finding("compute threads", budget.threads.to_string(), budget.reason.clone()),
         finding(
@@ -96,10 +106,54 @@ fn host_findings(host: &HostFacts, budget: &CpuBudget) -> Vec<Finding> {
         finding("memory", gigabytes(host.memory.usable()), host.memory.describe()),
         finding("huge pages", host.huge_pages.as_str(), "transparent_hugepage/enabled"),
     ];
-    if let Some(text) = throttled {
-        findings.insert(3, finding("throttling", text, "since the group was made"));
+    if let Some((text, seconds)) = throttled {
+        let detail = format!("{seconds:.1} s of all threads, since the group was made");
+        findings.insert(3, finding("throttling", text, detail));
     }
     findings
+}
+
+/// What a trial says about memory that is touched from these CPUs: the share of it on these NUMA nodes.
+type Trial<'a> = &'a dyn Fn(&[u32], &[u32]) -> Result<f64, String>;
+
+fn try_memory(cpus: &[u32], nodes: &[u32]) -> Result<f64, String> {
+    local_share_of_touched(cpus, nodes)
+}
+
+/// The ranks that `ranks.per_node = "numa"` would start here, each with a trial of its memory.
+fn rank_findings(host: &HostFacts, trial: Trial<'_>) -> Vec<Finding> {
+    let count = host.nodes.len();
+    // Where there is one, it is usually not the only one of its run.
+    let split = match split_cpus(host, count, count.max(2)) {
+        Ok(split) => split,
+        Err(error) => return vec![finding("ranks", "none", error.to_string())],
+    };
+    let mut findings = vec![finding("ranks", count.to_string(), split.reason)];
+    for (rank, (cpus, node)) in split.ranks.iter().zip(&host.nodes).enumerate() {
+        let local = match trial(&cpus.cpus, &[node.node]) {
+            Ok(share) => format!("{:.1} % of touched memory was NUMA-local", share * 100.0),
+            Err(why) => format!("where its memory lies is unknown: {why}"),
+        };
+        let mut sorted = cpus.cpus.clone();
+        sorted.sort_unstable();
+        let detail = format!("CPUs {} of NUMA node {}; {local}", list(&sorted), node.node);
+        findings.push(finding("rank", format!("{rank}: {} cores", cpus.cores), detail));
+    }
+    if !split.spare.is_empty() {
+        findings.push(finding("communication", format!("CPUs {}", list(&split.spare)), "left over by ranks"));
+    }
+    findings
+}
+
+fn policy_finding(allowed: Result<(), String>) -> Finding {
+    match allowed {
+        Ok(()) => finding("memory policy", "allowed", "ranks.membind can bind memory to NUMA nodes"),
+        Err(error) => finding(
+            "memory policy",
+            "refused",
+            format!("{error}; bound threads touch memory first instead, which needs no privilege"),
+        ),
+    }
 }
 
 fn gigabytes(bytes: u64) -> String {
@@ -142,7 +196,10 @@ fn slow(host: &HostFacts, cpu: &isa::Report, budget: &CpuBudget) -> Vec<Slow> {
     if host.nodes.len() > 1 {
         let nodes = host.nodes.len();
         let what = format!("one rank spans {nodes} NUMA nodes: half or more of its memory traffic is remote");
-        add(what, "bind the process to one node: numactl --cpunodebind=0 --membind=0");
+        add(
+            what,
+            &format!("train with --ranks {nodes}, one for each NUMA node; they reduce through shared memory"),
+        );
     }
     slow
 }
@@ -208,6 +265,34 @@ mod tests {
             assert!(slow.iter().any(|what| what.contains(part)), "{part} in {slow:?}");
         }
         assert!(text.ends_with("warning: hwloc can't read the topology\n"));
+    }
+
+    #[test]
+    fn ranks_are_shown_with_their_cpus_and_where_their_memory_lies() {
+        let mut host = host();
+        host.quota = None;
+        let trial = |cpus: &[u32], nodes: &[u32]| match nodes {
+            [0] => Ok(0.5),
+            _ => Err(format!("{cpus:?}")),
+        };
+        let findings = rank_findings(&host, &trial);
+        let text: Vec<_> = findings.iter().map(|f| format!("{} {} {}", f.what, f.value, f.detail)).collect();
+        assert_eq!(
+            text,
+            [
+                "ranks 2 2 ranks on 2 NUMA nodes",
+                "rank 0: 2 cores CPUs 0-1 of NUMA node 0; 50.0 % of touched memory was NUMA-local",
+                "rank 1: 2 cores CPUs 2-3 of NUMA node 1; where its memory lies is unknown: [2, 3]",
+            ]
+        );
+        host.cores = (0..16).map(|cpu| Core { package: cpu / 8, cpus: vec![cpu] }).collect();
+        host.nodes = [0, 8]
+            .map(|cpu| NumaNode { node: cpu / 8, cpus: (cpu..cpu + 8).collect(), memory_bytes: 0 })
+            .into();
+        let findings = rank_findings(&host, &trial);
+        assert_eq!(findings.last().map(|f| f.value.as_str()), Some("CPUs 7"));
+        let refused = policy_finding(Err("Operation not permitted".into()));
+        assert!(refused.detail.contains("not permitted; bound threads"), "{refused:?}");
     }
 
     #[test]

@@ -15,6 +15,8 @@ use muster_proto::v1::{AgentEvent, FailureKind, NodeReport, Origin, RunState, ag
 use muster_trainer::agent::{self, AgentOptions, Handle, Session};
 use muster_trainer::topology::{HostFacts, split_cpus};
 
+use crate::host;
+
 /// Identity of the coordinator inside this process.
 const COORDINATOR: &str = "local";
 /// Name of this machine in the run.
@@ -32,7 +34,7 @@ pub struct LocalRun {
     /// `--set` overrides.
     pub overrides: Vec<String>,
     /// Whether to go on from the newest checkpoint.
-    pub resume: bool,
+    pub origin: Origin,
     /// Ranks.
     pub ranks: u32,
     /// Fewest ranks that train, and how long they may keep each other waiting.
@@ -99,7 +101,7 @@ pub fn run_local(
     stop: &AtomicBool,
     observe: &mut dyn FnMut(Observed<'_>),
 ) -> anyhow::Result<LocalOutcome> {
-    let facts = HostFacts::detect();
+    let facts = host::detect();
     split_cpus(&facts, request.ranks as usize, request.ranks as usize)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let runtime = runtime.context("can't make an event loop")?;
@@ -122,13 +124,13 @@ fn agent_options(request: &LocalRun, facts: HostFacts) -> anyhow::Result<AgentOp
         program,
         args,
         facts,
+        pod: None,
         leave_timeout: muster_proto::limits::LEAVE_TIMEOUT,
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })
 }
 
 fn new_run(request: &LocalRun) -> Run {
-    let origin = if request.resume { Origin::Resume } else { Origin::Fresh };
     let policy = Policy::default().for_run(&request.spec);
     let recipe = Recipe {
         id: random_name::<8>(),
@@ -137,7 +139,7 @@ fn new_run(request: &LocalRun) -> Run {
         overrides: request.overrides.clone(),
         ranks: request.ranks,
     };
-    Run::new(recipe, Gang::new(policy, origin), random_bytes::<32>)
+    Run::new(recipe, Gang::new(policy, request.origin), random_bytes::<32>)
 }
 
 /// The run, the session with the agent, and who watches.
@@ -279,7 +281,7 @@ mod tests {
             run_file,
             run_file_path: dir.join("run.toml"),
             overrides: Vec::new(),
-            resume: false,
+            origin: Origin::Fresh,
             ranks,
             spec: RanksSpec::default(),
             program: Some((std::env::current_exe().expect("a test"), args.map(OsString::from).into())),
@@ -385,7 +387,7 @@ mod tests {
         let outcome = run_local(&request, &AtomicBool::new(false), &mut |_| {}).expect("a run");
         let LocalOutcome::Failed(failure) = outcome else { panic!("{outcome:?}") };
         assert_eq!((failure.kind, failure.exit_code), (FailureKind::Input, 2));
-        request.resume = true;
+        request.origin = Origin::Resume;
         let mut first = None;
         let mut observe = |observed: Observed<'_>| {
             if let Observed::Rank { event: rank_event::Event::Running(running), .. } = observed {

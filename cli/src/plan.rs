@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::args::{Global, PlanArgs};
 use crate::commands::{print, table};
 use crate::exit::Exit;
-use crate::stop;
 use crate::survey::survey;
+use crate::{host, stop};
 
 /// What `muster plan --json` prints.
 #[derive(Debug, Serialize)]
@@ -40,7 +40,7 @@ struct Printed<'a> {
 /// A bad run file, data or model, or a run that does not fit this machine.
 pub fn run(args: &PlanArgs, global: &Global) -> anyhow::Result<Exit> {
     let spec = RunSpec::load_with(&args.run.run, &args.run.overrides)?;
-    let host = HostFacts::detect();
+    let host = host::detect();
     let stop = stop::on_signals()?;
     let run = survey(&spec, &host, &stop, global).context("can't plan the run")?;
     let plan = plan(&spec, &run.dims, &run.stats, &host)?;

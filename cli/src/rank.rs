@@ -15,14 +15,14 @@ use muster_proto::v1::{Failed, FailureKind, Origin, Start};
 use muster_proto::{RunSpec, with_causes};
 use muster_tls::{RankTls, TlsFiles};
 use muster_trainer::rank::{Control, Outcome, Reporter, Seat};
-use muster_trainer::topology::{HostFacts, bind_process};
+use muster_trainer::topology::{MemoryPolicy, bind_memory, bind_process};
 use muster_trainer::train::{Event, Hooks, Prepared, Start as From, Writer, prepare};
 
 use crate::args::{Global, RankArgs};
 use crate::exit::Exit;
 use crate::report::Story;
 use crate::survey::survey;
-use crate::{plan, stop};
+use crate::{host, place, plan, stop};
 
 /// How long a rank may be unreachable before the others give it up.
 const LEASE: Duration = Duration::from_secs(3);
@@ -78,11 +78,19 @@ fn failed(story: &Story) -> Failed {
 fn train(control: &Control, start: &Start, args: &RankArgs, global: &Global) -> anyhow::Result<Outcome> {
     let files = TlsFiles::from_options(args.tls_ca.clone(), args.tls_cert.clone(), args.tls_key.clone())?;
     // Before anything is allocated: memory comes from where it is touched first.
-    if let Some(refusal) = bind_process(&start.cpus) {
+    let refusal = bind_process(&start.cpus);
+    let spec = RunSpec::parse_with(&start.run_file, Path::new(&start.run_file_path), &start.overrides)?;
+    let mut host = host::detect();
+    if let Some(refusal) = refusal {
         tracing::warn!("{refusal}; the scheduler places this rank");
     }
-    let spec = RunSpec::parse_with(&start.run_file, Path::new(&start.run_file_path), &start.overrides)?;
-    let mut host = HostFacts::detect();
+    if let MemoryPolicy::Refused(error) = bind_memory(&host, spec.ranks.membind)?
+        && start.local_rank == 0
+    {
+        tracing::warn!(
+            "memory can't be bound to its NUMA node ({error}); bound threads touch it first instead"
+        );
+    }
     host.memory.share(start.local_ranks);
     let never = AtomicBool::new(false);
     let run = survey(&spec, &host, &never, global)?;
@@ -96,11 +104,12 @@ fn train(control: &Control, start: &Start, args: &RankArgs, global: &Global) -> 
     };
     let threads = plan.cpus.threads;
     let prepared = prepare(&spec, run, &plan, (from, Writer::FirstRank))?;
+    let binder = place::binder(&spec, &host, &plan, Some(start))?;
     tracing::info!("{} with {threads} threads in {}", start.member_id, plan.precision());
     if files.is_some() {
         tracing::info!("links to other nodes are encrypted");
     }
-    let reporter = Reporter::new(control);
+    let reporter = Reporter::new(control, &binder);
     let tls = || files.as_ref().map(link_tls).transpose();
     let seat = Seat {
         control,
@@ -110,6 +119,7 @@ fn train(control: &Control, start: &Start, args: &RankArgs, global: &Global) -> 
         timeouts: timeouts(&spec),
         tls: &tls,
         reporter: &reporter,
+        binder: &binder,
     };
     match plan.dtype {
         DType::F32 => serve::<f32>(&seat, prepared),
@@ -142,5 +152,7 @@ fn serve<E: Element>(seat: &Seat, prepared: Prepared) -> anyhow::Result<Outcome>
     let wish = || seat.control.wish();
     let mut observe = |event: &Event| seat.reporter.observe(event);
     let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
-    Ok(seat.serve(&mut prepared.trainer(loaded, hooks))?)
+    let mut trainer = prepared.trainer(loaded, hooks);
+    trainer.follow(seat.binder);
+    Ok(seat.serve(&mut trainer)?)
 }

@@ -13,8 +13,7 @@ use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
 use muster_trainer::report::PageError;
-use muster_trainer::topology::SplitError;
-
+use muster_trainer::topology::{MembindError, SplitError};
 use muster_trainer::train::TrainError;
 
 use crate::args::LogFormat;
@@ -53,6 +52,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
         PlanError => Exit::Resources,
         PlacementError => Exit::Usage,
         SplitError => Exit::Usage,
+        MembindError => Exit::Resources,
         ParseCapError => Exit::Usage,
     }
     None

@@ -1,7 +1,7 @@
 //! Reports and results as tables for people.
 
 use muster_trainer::metrics::{LabelReport, Report, TargetReport};
-use muster_trainer::train::Results;
+use muster_trainer::train::{RankPlace, Results};
 
 use crate::commands::table;
 use crate::progress::clock;
@@ -25,6 +25,9 @@ pub fn results(results: &Results) -> String {
     if results.skipped_steps > 0 {
         text.push_str(&format!("{} steps were skipped: something was not finite\n", results.skipped_steps));
     }
+    if results.ranks.len() > 1 {
+        text.push_str(&format!("\n{}", ranks(&results.ranks)));
+    }
     let columns: Vec<(&str, &Report)> = [("eval", &results.eval), ("test", &results.test)]
         .into_iter()
         .filter_map(|(n, r)| Some((n, r.as_ref()?)))
@@ -35,6 +38,28 @@ pub fn results(results: &Results) -> String {
         text.push_str(&details(name, report));
     }
     text
+}
+
+/// What ranks had of their machines.
+fn ranks(ranks: &[RankPlace]) -> String {
+    let row = |rank: &RankPlace| {
+        let place = rank.place;
+        vec![
+            rank.rank.to_string(),
+            place.cores.to_string(),
+            format!("{}{}", place.threads, if place.is_pinned { " pinned" } else { "" }),
+            percent(rank.numa_local),
+            percent(rank.throttled),
+            place.rebinds.to_string(),
+        ]
+    };
+    let rows: Vec<_> = ranks.iter().map(row).collect();
+    table(&["rank", "cores", "threads", "NUMA-local", "throttled", "rebinds"], &rows)
+}
+
+/// A share as people read it; nothing for an unknown one.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or(String::new(), |share| format!("{:.1} %", share * 100.0))
 }
 
 /// One evaluation.

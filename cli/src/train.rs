@@ -7,17 +7,17 @@ use muster_kernels::{DType, Element, bf16};
 use muster_proto::RunSpec;
 use muster_trainer::data::DataError;
 use muster_trainer::peers::Peers;
-use muster_trainer::topology::HostFacts;
+use muster_trainer::topology::Binder;
 use muster_trainer::train::{
     Conclusion, Event, Hooks, Prepared, Results, Start, TrainError, Writer, prepare,
 };
 
-use crate::args::{Global, TrainArgs};
+use crate::args::{Global, Resume, TrainArgs};
 use crate::commands::print;
 use crate::exit::Exit;
 use crate::progress::TrainDisplay;
 use crate::survey::survey;
-use crate::{plan, scores, stop, train_ranks};
+use crate::{host, place, plan, scores, stop, train_ranks};
 
 /// Trains a model, or goes on with a run that was stopped.
 ///
@@ -58,7 +58,7 @@ fn train(
     stop: &AtomicBool,
     global: &Global,
 ) -> anyhow::Result<Option<Results>> {
-    let host = HostFacts::detect();
+    let host = host::detect();
     let run = survey(spec, &host, stop, global)?;
     let plan = plan::plan(spec, &run.dims, &run.stats, &host)?;
     plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -66,18 +66,23 @@ fn train(
         tracing::debug!("{}: {} ({})", decision.name, decision.value, decision.reason);
     }
     plan.admit()?;
-    let start = if args.resume { Start::Resume } else { Start::Fresh };
+    let start = match args.resume {
+        Resume::Never => Start::Fresh,
+        Resume::Always => Start::Resume,
+        Resume::Auto => Start::ResumeOrFresh,
+    };
     let prepared = prepare(spec, run, &plan, (start, Writer::ThisProcess))?;
+    let binder = place::binder(spec, &host, &plan, None)?;
     tracing::info!("{} on {} threads in {}", spec.name, plan.cpus.threads, plan.precision());
     match plan.dtype {
-        DType::F32 => drive::<f32>(spec, prepared, stop, global),
-        DType::Bf16 => drive::<bf16>(spec, prepared, stop, global),
+        DType::F32 => drive::<f32>(spec, (prepared, &binder), stop, global),
+        DType::Bf16 => drive::<bf16>(spec, (prepared, &binder), stop, global),
     }
 }
 
 fn drive<E: Element>(
     spec: &RunSpec,
-    prepared: Prepared,
+    (prepared, binder): (Prepared, &Binder),
     stop: &AtomicBool,
     global: &Global,
 ) -> anyhow::Result<Option<Results>> {
@@ -96,6 +101,7 @@ fn drive<E: Element>(
         let wish = stop::wish(stop);
         let hooks = Hooks { wish: &wish, clock: &clock, observe: &mut observe };
         let mut trainer = prepared.trainer(loaded, hooks);
+        trainer.follow(binder);
         trainer.join(Peers::alone())?;
         trainer.run().and_then(|ending| trainer.finish(&spec.name, ending)).map(Conclusion::results)
     };

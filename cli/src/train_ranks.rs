@@ -9,12 +9,12 @@ use muster_proto::RunSpec;
 use muster_proto::run_spec::RanksSpec;
 use muster_proto::v1::RunState;
 use muster_proto::v1::rank_event::Event as Told;
-use muster_trainer::topology::HostFacts;
 use muster_trainer::train::{Event, Results};
 
 use crate::args::{Global, TrainArgs};
 use crate::exit::Exit;
 use crate::gang_run::{LocalOutcome, LocalRun, Observed, run_local};
+use crate::host;
 use crate::progress::TrainDisplay;
 use crate::survey::survey;
 
@@ -46,7 +46,7 @@ pub fn train(
     stop: &AtomicBool,
     global: &Global,
 ) -> anyhow::Result<Option<Results>> {
-    let host = HostFacts::detect();
+    let host = host::detect();
     // Finds what is wrong with model and data while there is one process to say it, and fills the token cache once.
     drop(survey(spec, &host, stop, global)?);
     let path = &args.run.run;
@@ -54,7 +54,7 @@ pub fn train(
         run_file: std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))?,
         run_file_path: std::path::absolute(path).with_context(|| format!("can't use {}", path.display()))?,
         overrides: args.run.overrides.clone(),
-        resume: args.resume,
+        origin: args.resume.origin(),
         ranks,
         spec: RanksSpec { min: spec.ranks.min.map(|min| min.min(ranks)), ..spec.ranks.clone() },
         program: None,

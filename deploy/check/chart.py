@@ -32,7 +32,7 @@ def main(command: str) -> int:
     with helm.Chart.load(CHART) as chart:
         if command == "render":
             return render_all(chart)
-        failures = version(chart) + examples(chart) + refusals(chart)
+        failures = version(chart) + examples(chart) + loader() + refusals(chart)
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     if failures:
@@ -128,6 +128,11 @@ def stale(name: str, wanted: str) -> list[str]:
         return []
     lines = difflib.unified_diff(found.splitlines(), wanted.splitlines(), f"manifests/{name}", "rendered", lineterm="", n=1)
     return [f"deploy/manifests/{name} is not what the chart renders (make manifests):\n" + "\n".join(list(lines)[:40])]
+
+
+def loader() -> list[str]:
+    pod = yaml.safe_load((DEPLOY / "loader.yaml").read_text())
+    return [f"loader.yaml: {found}" for found in valid([pod]) + rules.of_pod(pod["spec"])]
 
 
 def refusals(chart) -> list[str]:

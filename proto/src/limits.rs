@@ -91,6 +91,8 @@ pub const MAX_TOKEN_FILE_BYTES: u64 = 64 << 10;
 
 /// Most CPUs of a machine that the topology reader accepts.
 pub const MAX_CPUS: usize = 8_192;
+/// How often a process looks whether its CPUs or its quota have changed.
+pub const PLACE_INTERVAL: Duration = Duration::from_secs(10);
 /// Deepest cgroup nesting that is followed.
 pub const MAX_CGROUP_DEPTH: usize = 64;
 /// Most nodes of one run.
@@ -168,6 +170,22 @@ pub const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(5);
 pub const ANNOUNCE_EXPIRY: Duration = Duration::from_secs(30);
 /// How often host names of agents are resolved again.
 pub const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Deadline of a request to Kubernetes' API server.
+pub const KUBE_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// The API server ends a watch after this time; it is then opened again.
+pub const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
+/// A watch that still lasts after this time is dead.
+pub const WATCH_SILENCE: Duration = Duration::from_secs(35);
+/// Shortest and longest pause before an API server that failed is asked again.
+pub const KUBE_PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// How often an API server that refused is asked again.
+pub const FORBIDDEN_RETRY: Duration = Duration::from_secs(60);
+/// How often DNS is asked for agents while a run waits for nodes, and otherwise.
+pub const DNS_POLL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// Deadline of one question to a name server.
+pub const DNS_TIMEOUT: Duration = Duration::from_secs(2);
+/// An agent that DNS has not known for this long is forgotten; names are late, and may be missing for moments.
+pub const DNS_UNKNOWN: Duration = Duration::from_secs(35);
 /// Requests that one connection to the coordinator may have open at once.
 pub const MAX_CONCURRENT_REQUESTS: u32 = 128;
 /// How long smaller runs may overtake one that waits for more nodes.

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::certs::Certs;
 use crate::muster;
+use crate::netns::inside;
 
 /// How long a state may take to come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -113,9 +114,12 @@ pub struct Cluster {
     dir: PathBuf,
     rank: PathBuf,
     address: String,
+    /// The network namespace of the coordinator and of those who ask it.
+    space: Option<String>,
     count: std::cell::Cell<u32>,
     certs: Option<Certs>,
-    coordinator_options: Vec<String>,
+    /// More arguments of the coordinator, and variables of its environment.
+    more: (Vec<String>, Vec<(String, String)>),
 }
 
 impl Cluster {
@@ -124,27 +128,10 @@ impl Cluster {
         Self::new(dir, rank).begin()
     }
 
-    fn new(dir: &Path, rank: &Path) -> Self {
-        Self {
-            dir: dir.into(),
-            rank: rank.into(),
-            address: "127.0.0.1:0".into(),
-            count: 0.into(),
-            certs: None,
-            coordinator_options: Vec::new(),
-        }
-    }
-
-    fn begin(mut self) -> (Self, Process) {
-        let coordinator = self.coordinator();
-        self.address = coordinator.address();
-        (self, coordinator)
-    }
-
     /// As [`Cluster::start`], with certificates; `options` are more options of the coordinator.
     pub fn start_secure(dir: &Path, rank: &Path, certs: Certs, options: &[&str]) -> (Self, Process) {
-        let coordinator_options = options.iter().map(|&option| option.to_owned()).collect();
-        Self { certs: Some(certs), coordinator_options, ..Self::new(dir, rank) }.begin()
+        let more = (options.iter().map(|&option| option.to_owned()).collect(), Vec::new());
+        Self { certs: Some(certs), more, ..Self::new(dir, rank) }.begin()
     }
 
     /// Its certificates.
@@ -157,6 +144,41 @@ impl Cluster {
 
     fn tls(&self, part: &str) -> Vec<String> {
         self.certs.as_ref().map(|certs| certs.options(part)).unwrap_or_default()
+    }
+
+    /// As [`Cluster::start`], with more arguments and variables for the coordinator.
+    pub fn start_with(dir: &Path, rank: &Path, args: &[&str], env: &[(&str, &str)]) -> (Self, Process) {
+        let more = (
+            args.iter().map(|arg| (*arg).to_owned()).collect(),
+            env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        );
+        Self { more, ..Self::new(dir, rank) }.begin()
+    }
+
+    /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there. Plaintext may leave
+    /// the machine.
+    pub fn start_at(dir: &Path, rank: &Path, (space, ip): (Option<String>, &str)) -> (Self, Process) {
+        Self { address: format!("{ip}:0"), space, ..Self::new(dir, rank) }.begin()
+    }
+
+    fn new(dir: &Path, rank: &Path) -> Self {
+        let address = "127.0.0.1:0".to_owned();
+        Self {
+            dir: dir.into(),
+            rank: rank.into(),
+            address,
+            space: None,
+            count: 0.into(),
+            certs: None,
+            more: Default::default(),
+        }
+    }
+
+    fn begin(self) -> (Self, Process) {
+        let mut cluster = self;
+        let coordinator = cluster.coordinator();
+        cluster.address = coordinator.address();
+        (cluster, coordinator)
     }
 
     /// As [`Cluster::start`], with ranks that train.
@@ -184,7 +206,9 @@ impl Cluster {
     pub fn coordinator_with(&self, state: &Path) -> Process {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
-        command.arg(state).args(self.tls("coordinator-main")).args(&self.coordinator_options);
+        command.arg(state).args(self.tls("coordinator-main"));
+        command.args(self.plaintext()).args(&self.more.0).envs(self.more.1.iter().cloned());
+        let command = self.beside_coordinator(command);
         Process::start(command, self.log("coordinator"))
     }
 
@@ -195,12 +219,53 @@ impl Cluster {
 
     /// Starts an agent whose ranks take so long for a step.
     pub fn agent_with(&self, name: &str, step_ms: u32) -> Process {
-        let mut command = muster(&["trainer", "--listen", "127.0.0.1:0", "--name", name, "--coordinator"]);
-        command.arg(&self.address).args(self.tls("trainer-node"));
+        self.start_agent(name, step_ms, &[])
+    }
+
+    /// Starts an agent with more arguments.
+    pub fn agent_args(&self, name: &str, args: &[&str]) -> Process {
+        self.start_agent(name, 20, args)
+    }
+
+    fn start_agent(&self, name: &str, step_ms: u32, args: &[&str]) -> Process {
+        let mut command = Self::agent_command(name, "127.0.0.1");
+        command.arg(&self.address).args(self.tls("trainer-node")).args(args);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }
         Process::start(command, self.log(name))
+    }
+
+    /// Starts an agent that announces itself to nobody, as the pod with this identity.
+    pub fn pod(&self, name: &str, uid: &str) -> Process {
+        let mut command =
+            muster(&["trainer", "--listen", "127.0.0.1:0", "--pod-name", name, "--pod-uid", uid]);
+        command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", "20");
+        Process::start(command, self.log(name))
+    }
+
+    /// Starts an agent in a network namespace, with ranks that train.
+    pub fn agent_in(&self, space: &str, name: &str, ip: &str) -> Process {
+        let mut command = Self::agent_command(name, ip);
+        command.arg(&self.address).args(self.plaintext());
+        Process::start(inside(space, &command), self.log(name))
+    }
+
+    fn agent_command(name: &str, ip: &str) -> Command {
+        muster(&["trainer", "--listen", &format!("{ip}:0"), "--name", name, "--coordinator"])
+    }
+
+    /// Beyond loopback plaintext has to be asked for.
+    fn plaintext(&self) -> Option<&str> {
+        let is_here = self.address.starts_with("127.") || self.certs.is_some();
+        (!is_here).then_some("--insecure")
+    }
+
+    fn beside_coordinator(&self, command: Command) -> Command {
+        match &self.space {
+            Some(space) => inside(space, &command),
+            None => command,
+        }
     }
 
     /// Writes a run file with its own output directory.
@@ -224,8 +289,15 @@ impl Cluster {
     /// A command of a person, with these options for security.
     pub fn command_as(&self, args: &[&str], security: &[String]) -> Command {
         let mut command = muster(args);
-        command.args(["--coordinator", &self.address]).args(security);
-        command
+        command.args(["--coordinator", &self.address]).args(security).args(self.plaintext());
+        self.beside_coordinator(command)
+    }
+
+    /// What a command that succeeds prints for people.
+    pub fn text(&self, args: &[&str]) -> String {
+        let output = self.command_as(args, &self.tls("client-me")).output().expect("muster runs");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
     }
 
     /// The answer to a command that succeeds.

@@ -4,9 +4,13 @@
 pub mod certs;
 pub mod checkpoints;
 pub mod cluster;
+pub mod fake_kube;
 pub mod fake_rank;
 pub mod headlines;
+pub mod manifests;
+pub mod netns;
 pub mod ranks;
+pub mod sandbox;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,7 +64,7 @@ pub fn muster(args: &[&str]) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(own)) {
         command.env_remove(name);
     }
-    for name in ["RUST_LOG", "NO_COLOR", "COLUMNS"] {
+    for name in ["KUBECONFIG", "RUST_LOG", "NO_COLOR", "COLUMNS"] {
         command.env_remove(name);
     }
     command

@@ -155,6 +155,7 @@ fn an_agent_of_another_version_is_refused_and_the_run_says_so() {
         program: rank().into(),
         args: Vec::new(),
         facts: HostFacts::detect(),
+        pod: None,
         leave_timeout: Duration::from_secs(5),
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     };

@@ -127,6 +127,7 @@ fn a_client_may_not_pose_as_an_agent_nor_an_agent_be_led_by_a_client() {
         listen: "127.0.0.1".into(),
         program: fake_rank().into(),
         args: Vec::new(),
+        pod: None,
         facts: HostFacts::detect(),
         leave_timeout: Duration::from_secs(5),
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
@@ -256,7 +257,7 @@ fn a_name_that_is_not_in_the_certificate_is_refused_and_probes_need_none() {
     let (text, _) = refusal(runs.args(certs.options("client-me")));
     assert_says(&text, &["is for localhost, 127.0.0.1", "and not for 127.0.0.2", "--san"]);
     let log = coordinator.log();
-    let at = log.find("health is told at ").unwrap() + "health is told at ".len();
+    let at = log.find("health for probes is at ").unwrap() + "health for probes is at ".len();
     let health = format!("http://{}", log[at..].split_whitespace().next().unwrap());
     let runtime = Runtime::new().unwrap();
     let channel = tonic::transport::Endpoint::from_shared(health).unwrap();

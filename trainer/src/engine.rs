@@ -102,6 +102,11 @@ impl<E: Element> Engine<E> {
         self.recompute = what;
     }
 
+    /// Computes with other threads from now on: it changes time, not a bit of the result.
+    pub fn replace_pool(&mut self, pool: Pool) {
+        self.pool = pool;
+    }
+
     /// Makes room for micro-batches of up to so many tokens, rows, and tokens of the longest row; larger ones make room
     /// when they come.
     pub fn reserve(&mut self, tokens: usize, rows: usize, longest: usize) {

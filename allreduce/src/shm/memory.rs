@@ -32,6 +32,11 @@ pub const ARENA_ALIGN: usize = 64;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// Name of the memory files of this process, by which the system shows where their pages lie.
+pub fn memory_name() -> String {
+    format!("muster-shm-{}", std::process::id())
+}
+
 /// The mapped memory of one rank.
 #[derive(Debug)]
 pub(super) struct Memory {
@@ -60,7 +65,7 @@ impl Memory {
             source: Arc::new(e.into()),
         };
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("muster-shm", flags).map_err(|e| system("create a memfd", e))?;
+        let fd = rustix::fs::memfd_create(memory_name(), flags).map_err(|e| system("create a memfd", e))?;
         rustix::fs::ftruncate(&fd, length).map_err(|e| system("size its memfd", e))?;
         // A reservation that can't be met would wake the kernel's killer before it fails.
         if available().is_some_and(|free| length > free) {

@@ -49,7 +49,7 @@ use muster_kernels::reduce::{Reduction, Stores, Tree};
 
 pub use abort::AbortHandle;
 pub use error::{Cause, Outside, ShmError, Stage};
-pub use memory::ARENA_ALIGN;
+pub use memory::{ARENA_ALIGN, memory_name};
 pub use options::{Reduce, ShmOptions};
 pub use slice::ArenaSlice;
 pub(crate) use slice::arena_bytes;

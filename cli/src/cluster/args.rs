@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::discover::DiscoverArgs;
+use super::pod::PodArgs;
 use super::security::{TlsArgs, TokenArgs};
 use crate::args::RunArgs;
 
@@ -20,13 +22,18 @@ pub struct CoordinatorArgs {
     /// Agents as host:port; others announce themselves (trainer --coordinator)
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     pub agents: Vec<String>,
+    #[command(flatten)]
+    pub discover: DiscoverArgs,
     /// How long a run below its minimum of ranks waits before it saves and goes back to the queue
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub wait_for_ranks: u64,
+    /// Runs of one tenant (submit --tenant) that train at once; default: as many as there is room for
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tenant_limit: Option<u32>,
     /// Where to serve metrics for Prometheus, at /metrics
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// Where to tell health without TLS, for probes
+    /// Where to serve health for probes, without TLS
     #[arg(long, value_name = "IP:PORT")]
     pub health_listen: Option<SocketAddr>,
     #[command(flatten)]
@@ -57,12 +64,17 @@ pub struct TrainerArgs {
     /// Time that ranks have to leave at a step boundary after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub leave_timeout: u64,
+    /// Grace period of the pod: ranks have all of it but 15 s to leave, instead of --leave-timeout
+    #[arg(long, value_name = "SECONDS", conflicts_with = "leave_timeout", value_parser = clap::value_parser!(u64).range(20..=86_400))]
+    pub grace_seconds: Option<u64>,
     /// Where to serve metrics for Prometheus, at /metrics
     #[arg(long, value_name = "IP:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// Where to tell health without TLS, for probes
+    /// Where to serve health for probes, without TLS
     #[arg(long, value_name = "IP:PORT")]
     pub health_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub pod: PodArgs,
     #[command(flatten)]
     pub tls: TlsArgs,
     /// Program of a rank instead of this one, for tests
@@ -93,9 +105,18 @@ pub struct SubmitArgs {
     /// Continue from the newest checkpoint of the output directory
     #[arg(long)]
     pub resume: bool,
-    /// Stay until the run is over, and end with its exit code
+    /// Stay until the run is over, and end with its exit code; of a sweep: until all are, with the first failure
     #[arg(long)]
     pub wait: bool,
+    /// Whose run it is, for the coordinator's --tenant-limit
+    #[arg(long, value_name = "NAME", env = "MUSTER_TENANT")]
+    pub tenant: Option<String>,
+    /// Queue a run for each of these values, and for each combination with other sweeps
+    #[arg(long, value_name = "KEY=VALUE,VALUE...")]
+    pub sweep: Vec<String>,
+    /// Queue a run for each line of this file: KEY=VALUE pairs, separated by spaces or tabs
+    #[arg(long, value_name = "FILE", conflicts_with = "sweep")]
+    pub sweep_file: Option<PathBuf>,
     #[command(flatten)]
     pub client: ClientArgs,
 }
@@ -109,6 +130,9 @@ pub struct RunsArgs {
     /// Most runs to show
     #[arg(long, value_name = "COUNT", default_value_t = 50)]
     pub limit: u32,
+    /// Results of a sweep, the best one first
+    #[arg(long, value_name = "SWEEP", conflicts_with_all = ["all", "limit"])]
+    pub sweep: Option<String>,
     #[command(flatten)]
     pub client: ClientArgs,
 }

@@ -9,6 +9,7 @@ use muster_coordinator::store::Store;
 use muster_tls::{Role, Tokens};
 
 use super::args::CoordinatorArgs;
+use super::health::Health;
 use crate::exit::Exit;
 
 /// Serves until a signal. Runs go on without it.
@@ -35,11 +36,20 @@ pub fn run(args: &CoordinatorArgs) -> anyhow::Result<Exit> {
             }
             None => {}
         }
-        let health = super::security::listen_for_probes(args.health_listen).await?;
-        let guard = Guard { security, tokens, health };
+        let guard = Guard { security, tokens };
         let policy = Policy { wait_for_ranks: Duration::from_secs(args.wait_for_ranks), ..Policy::default() };
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let server = Server { listener, store, agents: args.agents.clone(), policy, version, guard };
+        let server = Server {
+            listener,
+            store,
+            agents: args.agents.clone(),
+            discover: args.discover.ways().await?,
+            tenant_limit: args.tenant_limit,
+            policy,
+            version,
+            guard,
+        };
+        let health = Health::start(args.health_listen)?;
         let http = super::metrics::listen(args.metrics).await?;
         let started = |metrics: Metrics| {
             if let Some(http) = http {
@@ -49,6 +59,7 @@ pub fn run(args: &CoordinatorArgs) -> anyhow::Result<Exit> {
                 };
                 tokio::spawn(super::metrics::serve(http, text));
             }
+            tokio::spawn(async move { health.ready().await });
         };
         serve(server, stop_signal()?, started).await?;
         anyhow::Ok(())

@@ -3,12 +3,16 @@
 pub mod args;
 mod client;
 mod coordinator;
+mod discover;
 mod follow;
+mod health;
 mod metrics;
 mod nodes;
+mod pod;
 mod runs;
 mod security;
 mod submit;
+mod sweep;
 mod trainer;
 mod words;
 

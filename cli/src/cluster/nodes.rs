@@ -22,6 +22,9 @@ struct NodeJson {
     physical_cores: u32,
     memory_bytes: u64,
     isa: String,
+    pod_uid: Option<String>,
+    machine: Option<String>,
+    zone: Option<String>,
 }
 
 /// Lists nodes: those that are connected, and those that are not, with the reason.
@@ -42,6 +45,11 @@ pub fn run(args: &NodesArgs, global: &Global) -> anyhow::Result<Exit> {
 
 fn node_json(node: &Node) -> NodeJson {
     let report = node.report.clone().unwrap_or_default();
+    let (own, listed) = (report.pod.clone().unwrap_or_default(), node.pod.clone().unwrap_or_default());
+    // What the agent says of itself, or else what the cluster lists.
+    let said = |own: String, listed: String| {
+        Some(if own.is_empty() { listed } else { own }).filter(|t| !t.is_empty())
+    };
     NodeJson {
         name: node.name.clone(),
         address: node.address.clone(),
@@ -52,6 +60,9 @@ fn node_json(node: &Node) -> NodeJson {
         physical_cores: report.numa_nodes.iter().map(|numa| numa.physical_cores).sum(),
         memory_bytes: report.memory_bytes,
         isa: report.isa,
+        pod_uid: said(own.uid, listed.uid),
+        machine: said(own.machine, listed.machine),
+        zone: said(String::new(), listed.zone),
     }
 }
 

@@ -4,25 +4,34 @@ use muster_proto::v1::{CancelRunRequest, GetRunRequest, ListRunsRequest, Run};
 
 use super::args::{OneRunArgs, RunsArgs};
 use super::client::{Client, Line};
-use super::words;
+use super::{sweep, words};
 use crate::args::Global;
 use crate::commands::{print, table};
 use crate::exit::Exit;
+use crate::scores::percent;
 
 /// Lists runs, the newest first.
 ///
 /// # Errors
 /// A coordinator that can't be reached.
 pub fn list(args: &RunsArgs, global: &Global) -> anyhow::Result<Exit> {
-    let request = ListRunsRequest { all: args.all, limit: args.limit };
+    let sweep = args.sweep.clone().unwrap_or_default();
+    // A sweep is judged as a whole.
+    let limit = if sweep.is_empty() { args.limit } else { 0 };
+    let request = ListRunsRequest { all: args.all, limit, sweep };
     let line = Line::of_client(&args.client)?;
-    let runs = super::client_runtime()?.block_on(async {
+    let mut runs = super::client_runtime()?.block_on(async {
         let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         client.answer(rpc.list_runs(request)).await
     })?;
+    let is_sweep = args.sweep.is_some();
+    let has_best = is_sweep && sweep::rank(&mut runs.runs);
     let json: Vec<_> = runs.runs.iter().map(words::run_json).collect();
-    print(global, &json, || render_list(&runs.runs))?;
+    print(global, &json, || match is_sweep {
+        true => sweep::render(&runs.runs, has_best),
+        false => render_list(&runs.runs),
+    })?;
     Ok(Exit::Success)
 }
 
@@ -81,6 +90,9 @@ pub fn cancel(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
 
 fn render(run: &Run) -> String {
     let mut text = format!("{} ({}) is {}\n  {}\n", run.name, run.id, words::state(run), run.reason);
+    if !run.waits_for.is_empty() {
+        text.push_str(&format!("  {}\n", run.waits_for.join("; ")));
+    }
     if run.progress.is_some() {
         text.push_str(&format!("  {}", words::progress(run)));
         if let Some(loss) = run.progress.map(|progress| progress.loss).filter(|loss| loss.is_finite()) {
@@ -113,8 +125,12 @@ fn ranks(run: &Run) -> String {
             ms(progress.map(|p| p.compute_us)),
             ms(progress.map(|p| p.exposed_us)),
             ms(progress.map(|p| p.data_us)),
+            progress.and_then(|p| p.place).map_or(String::new(), |place| place.cores.to_string()),
+            percent(progress.and_then(words::numa_local)),
+            percent(progress.and_then(words::throttled)),
         ]
     };
     let rows: Vec<_> = run.ranks.iter().map(row).collect();
-    table(&["rank", "process", "state", "step", "step ms", "compute", "exposed", "data"], &rows)
+    let head = ["rank", "process", "state", "step", "step ms", "compute", "exposed", "data"];
+    table(&[&head[..], &["cores", "NUMA-local", "throttled"]].concat(), &rows)
 }

@@ -1,16 +1,13 @@
 //! Options of certificates and tokens, the same for every command of a cluster.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use muster_proto::limits::{MAX_CONCURRENT_REQUESTS, MAX_TOKEN_BYTES, REQUEST_TIMEOUT};
-use muster_tls::{Incoming, Role, Security, Tls, TlsFiles};
-use tokio::net::TcpListener;
+use muster_proto::limits::MAX_TOKEN_BYTES;
+use muster_tls::{Role, Security, Tls, TlsFiles};
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::Server;
 
 /// Certificates of this command (docs/cluster.md, Security).
 #[derive(Debug, Clone, Default, Args)]
@@ -84,26 +81,4 @@ impl TokenArgs {
         header.set_sensitive(true);
         Ok(Some(header))
     }
-}
-
-/// Opens the port for probes, if one is wanted.
-///
-/// # Errors
-/// An address that can't be listened on.
-pub async fn listen_for_probes(address: Option<SocketAddr>) -> anyhow::Result<Option<TcpListener>> {
-    let Some(address) = address else { return Ok(None) };
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("can't listen on {address} for health"))?;
-    tracing::info!("health is told at {}", listener.local_addr()?);
-    Ok(Some(listener))
-}
-
-/// Serves health alone, without TLS.
-pub fn serve_health<S>(listener: TcpListener, health: tonic_health::pb::health_server::HealthServer<S>)
-where
-    S: tonic_health::pb::health_server::Health,
-{
-    let server = Server::builder().max_concurrent_streams(MAX_CONCURRENT_REQUESTS).timeout(REQUEST_TIMEOUT);
-    let server = { server }.add_service(health);
-    tokio::spawn(server.serve_with_incoming(Incoming::new(listener, None)));
 }

@@ -6,7 +6,7 @@ use muster_proto::v1::{Run, SubmitRequest, WatchRunRequest};
 
 use super::args::SubmitArgs;
 use super::client::{Client, ClientError, Line};
-use super::words;
+use super::{sweep, words};
 use crate::args::Global;
 use crate::commands::print;
 use crate::exit::Exit;
@@ -32,9 +32,14 @@ pub fn run(args: &SubmitArgs, global: &Global) -> anyhow::Result<Exit> {
         priority: args.priority,
         request_id: muster_coordinator::secret::random_name::<16>(),
         resume: args.resume,
+        tenant: args.tenant.clone().unwrap_or_default(),
+        sweep: String::new(),
     };
     let line = Line::of_client(&args.client)?;
     let runtime = super::client_runtime()?;
+    if let Some(sets) = sweep::sets(&args.sweep, args.sweep_file.as_deref())? {
+        return submit_sweep(args, global, &runtime, &request, (&sets, &line));
+    }
     let run = runtime.block_on(submit(&line, request))?;
     if !args.wait {
         print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
@@ -43,6 +48,53 @@ pub fn run(args: &SubmitArgs, global: &Global) -> anyhow::Result<Exit> {
     let run = runtime.block_on(wait(&line, run))?;
     print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
     Ok(words::exit(&run))
+}
+
+/// Queues a run for each set of values; waits for all of them if that is wanted.
+fn submit_sweep(
+    args: &SubmitArgs,
+    global: &Global,
+    runtime: &tokio::runtime::Runtime,
+    base: &SubmitRequest,
+    (sets, line): (&[Vec<String>], &Line),
+) -> anyhow::Result<Exit> {
+    let sweep = muster_coordinator::secret::random_name::<4>();
+    // All of them are checked before the first one is queued.
+    let all: Vec<Vec<String>> = sets
+        .iter()
+        .enumerate()
+        .map(|(index, set)| sweep::overrides(&args.run.run, &args.run.overrides, set, &sweep, index))
+        .collect::<anyhow::Result<_>>()?;
+    let mut runs = Vec::with_capacity(all.len());
+    for (index, overrides) in all.into_iter().enumerate() {
+        let request_id = format!("{}-{index}", base.request_id);
+        let request = SubmitRequest { overrides, request_id, sweep: sweep.clone(), ..base.clone() };
+        let queued = runtime.block_on(submit(line, request));
+        runs.push(
+            queued.with_context(|| format!("{index} of {} runs of sweep {sweep} are queued", sets.len()))?,
+        );
+    }
+    let mut exit = Exit::Success;
+    if args.wait {
+        for run in &mut runs {
+            *run = runtime.block_on(wait(line, run.clone()))?;
+            exit = if exit == Exit::Success { words::exit(run) } else { exit };
+        }
+    }
+    let json: Vec<_> = runs.iter().map(words::run_json).collect();
+    print(global, &json, || {
+        let text = format!(
+            "sweep {sweep}: {} runs; `muster runs --sweep {sweep}` shows their results\n",
+            runs.len()
+        );
+        if !args.wait {
+            return text;
+        }
+        let mut runs = runs.clone();
+        let has_best = sweep::rank(&mut runs);
+        text + &sweep::render(&runs, has_best)
+    })?;
+    Ok(exit)
 }
 
 async fn submit(line: &Line, request: SubmitRequest) -> Result<Run, ClientError> {

@@ -14,7 +14,6 @@ use muster_proto::v1::AnnounceRequest;
 use muster_proto::v1::agent_server::AgentServer;
 use muster_tls::{Incoming, Role, Security, require};
 use muster_trainer::agent::{self, AgentOptions, AgentService, Asker, Handle};
-use muster_trainer::topology::HostFacts;
 use tokio::net::TcpListener;
 use tonic::Request;
 use tonic::service::interceptor::InterceptedService;
@@ -23,7 +22,12 @@ use tonic::transport::Server;
 use super::args::TrainerArgs;
 use super::client::{Client, Line};
 use super::coordinator::stop_signal;
+use super::health::Health;
 use crate::exit::Exit;
+use crate::host;
+
+/// What a grace period holds beside the leaving of ranks: ending them, and the last events.
+const LAST_SECONDS: u64 = 15;
 
 /// How often it is looked whether all ranks have left.
 const LEFT_POLL: Duration = Duration::from_millis(50);
@@ -53,13 +57,14 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
         Some(program) => (program.clone(), Vec::new()),
         None => (own()?, rank_args(args)?),
     };
-    let ip = args.rank_listen.or(args.advertise.map(|address| address.ip())).unwrap_or(args.listen.ip());
+    let ip = args.rank_listen.or(args.advertise.map(|address| address.ip())).or(args.pod.pod_ip);
+    let ip = ip.unwrap_or(args.listen.ip());
     anyhow::ensure!(
         !ip.is_unspecified(),
         "ranks need an address that their peers reach, not {ip}: give --rank-listen"
     );
     Ok(AgentOptions {
-        node: args.name.clone().map_or_else(host_name, Ok)?,
+        node: args.name.clone().or(args.pod.pod_name.clone()).map_or_else(host_name, Ok)?,
         incarnation: agent::new_incarnation(),
         boot_id: agent::boot_id(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -67,8 +72,11 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
         listen: ip.to_string(),
         program,
         args: rank_args,
-        facts: HostFacts::detect(),
-        leave_timeout: Duration::from_secs(args.leave_timeout),
+        facts: host::detect(),
+        pod: args.pod.pod(),
+        leave_timeout: Duration::from_secs(
+            args.grace_seconds.map_or(args.leave_timeout, |grace| grace.saturating_sub(LAST_SECONDS)),
+        ),
         frozen_after: muster_proto::limits::RANK_FROZEN_AFTER,
     })
 }
@@ -101,6 +109,7 @@ async fn serve(
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("can't listen on {}", args.listen))?;
     let address = listener.local_addr()?;
+    let health = Health::start(args.health_listen)?;
     tracing::info!("the agent of this node listens on {address}");
     let asker = agent.asker();
     let announcing = line.map(|line| tokio::spawn(announce(line, args.advertise, address, asker.clone())));
@@ -115,6 +124,7 @@ async fn serve(
     let stop = stop_signal()?;
     let left = async {
         stop.await;
+        health.leaving().await;
         asker.leave("the agent got a signal to end").await;
         while !agent.is_finished() {
             tokio::time::sleep(LEFT_POLL).await;
@@ -123,16 +133,14 @@ async fn serve(
         // The last events are on their way; the coordinator keeps its connection as long as it can.
         tokio::time::sleep(LAST_EVENTS).await;
     };
-    let (health, health_service) = tonic_health::server::health_reporter();
-    health.set_serving::<AgentServer<AgentService>>().await;
-    if let Some(listener) = super::security::listen_for_probes(args.health_listen).await? {
-        super::security::serve_health(listener, health_service.clone());
-    }
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    reporter.set_serving::<AgentServer<AgentService>>().await;
     let service = AgentServer::new(AgentService::new(asker.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let only_coordinators = |request: Request<()>| require(&request, Role::Coordinator).map(|()| request);
     let service = InterceptedService::new(service, only_coordinators);
+    health.ready().await;
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))

@@ -26,6 +26,10 @@ pub struct RunJson {
     pub recoveries: u32,
     pub last_recovery_ms: u64,
     pub failure: Option<String>,
+    pub waits_for: Vec<String>,
+    pub tenant: Option<String>,
+    pub sweep: Option<String>,
+    pub overrides: Vec<String>,
     pub results: Option<serde_json::Value>,
     pub ranks: Vec<RankJson>,
 }
@@ -42,6 +46,9 @@ pub struct RankJson {
     pub compute_ms: Option<f64>,
     pub exposed_ms: Option<f64>,
     pub data_ms: Option<f64>,
+    pub cores: Option<u32>,
+    pub numa_local: Option<f64>,
+    pub throttled: Option<f64>,
 }
 
 /// The last word of an enum's name in the protocol, in small letters.
@@ -118,6 +125,10 @@ pub fn run_json(run: &v1::Run) -> RunJson {
         recoveries: run.recoveries,
         last_recovery_ms: run.last_recovery_ms,
         failure: failed.then(|| word(run.failure().as_str_name(), "FAILURE_KIND_")),
+        waits_for: run.waits_for.clone(),
+        tenant: Some(run.tenant.clone()).filter(|tenant| !tenant.is_empty()),
+        sweep: Some(run.sweep.clone()).filter(|sweep| !sweep.is_empty()),
+        overrides: run.overrides.clone(),
         results: serde_json::from_str(&run.results).ok(),
         ranks: run.ranks.iter().map(rank_json).collect(),
     }
@@ -135,5 +146,20 @@ fn rank_json(rank: &v1::RunRank) -> RankJson {
         compute_ms: ms(|p| p.compute_us),
         exposed_ms: ms(|p| p.exposed_us),
         data_ms: ms(|p| p.data_us),
+        cores: rank.progress.and_then(|progress| Some(progress.place?.cores)),
+        numa_local: rank.progress.as_ref().and_then(numa_local),
+        throttled: rank.progress.as_ref().and_then(throttled),
     }
+}
+
+/// Share of a rank's own memory on the NUMA nodes of its CPUs.
+pub fn numa_local(progress: &v1::Progress) -> Option<f64> {
+    let place = progress.place.filter(|place| place.memory_bytes > 0)?;
+    Some(place.local_bytes as f64 / place.memory_bytes as f64)
+}
+
+/// Share of the periods in which a CPU quota stopped a rank's group.
+pub fn throttled(progress: &v1::Progress) -> Option<f64> {
+    let place = progress.place.filter(|place| place.periods > 0)?;
+    Some(place.throttled_periods as f64 / place.periods as f64)
 }

@@ -1,13 +1,13 @@
 //! Agents that announce themselves; those that stop doing so are forgotten.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use muster_proto::limits::{ANNOUNCE_EXPIRY, MAX_NODES};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Discovery;
+use super::{Discovery, Found, Standing};
 
 /// Announcements that wait to be looked at.
 const QUEUE: usize = 1_024;
@@ -57,11 +57,11 @@ impl Announcer {
 }
 
 impl Discovery for Announced {
-    fn describe(&self) -> String {
-        "announcements of agents".into()
+    fn standing(&self) -> Standing {
+        Standing::given("announced", "announcements of agents")
     }
 
-    async fn changed(&mut self) -> BTreeSet<String> {
+    async fn changed(&mut self) -> Found {
         loop {
             let next = self.seen.values().min().map(|at| *at + ANNOUNCE_EXPIRY);
             let expiry = async {
@@ -84,7 +84,7 @@ impl Discovery for Announced {
             }
             self.seen.retain(|_, at| at.elapsed() < ANNOUNCE_EXPIRY);
             if self.seen.len() != before {
-                return self.seen.keys().cloned().collect();
+                return self.seen.keys().map(|address| (address.clone(), None)).collect();
             }
         }
     }
@@ -98,10 +98,10 @@ mod tests {
     async fn agents_come_with_their_announcements_and_go_without() {
         let (mut found, announcer) = Announced::new();
         announcer.announce("10.0.0.1:7").unwrap();
-        assert_eq!(found.changed().await, BTreeSet::from(["10.0.0.1:7".to_owned()]));
+        assert_eq!(found.changed().await, Found::from([("10.0.0.1:7".to_owned(), None)]));
         for bad in ["", "host:7", "0.0.0.0:7", "10.0.0.1:0", "10.0.0.1"] {
             assert!(matches!(announcer.announce(bad), Err(AnnounceError::Address(_))), "{bad}");
         }
-        assert_eq!(found.changed().await, BTreeSet::new(), "after the expiry");
+        assert_eq!(found.changed().await, Found::new(), "after the expiry");
     }
 }

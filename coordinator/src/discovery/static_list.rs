@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use muster_proto::limits::{CONNECT_TIMEOUT, MAX_NODES, RESOLVE_INTERVAL};
 
-use super::Discovery;
+use super::{Discovery, Found, Standing};
 
 /// Agents by a list of `host:port`.
 #[derive(Debug)]
@@ -45,16 +45,16 @@ impl StaticList {
 }
 
 impl Discovery for StaticList {
-    fn describe(&self) -> String {
-        format!("a list of agents: {}", self.names.join(", "))
+    fn standing(&self) -> Standing {
+        Standing::given("static", format!("a list of agents: {}", self.names.join(", ")))
     }
 
-    async fn changed(&mut self) -> BTreeSet<String> {
+    async fn changed(&mut self) -> Found {
         loop {
             let addresses = self.resolve().await;
             if self.told.as_ref() != Some(&addresses) {
                 self.told = Some(addresses.clone());
-                return addresses;
+                return addresses.into_iter().map(|address| (address, None)).collect();
             }
             tokio::time::sleep(RESOLVE_INTERVAL).await;
         }
@@ -69,7 +69,7 @@ mod tests {
     async fn literals_and_names_become_addresses_and_a_wrong_name_harms_nobody() {
         let mut list = StaticList::new(vec!["127.0.0.1:7".into(), "localhost:8".into(), "no port".into()]);
         let found = list.changed().await;
-        assert!(found.contains("127.0.0.1:7"), "{found:?}");
-        assert!(found.iter().any(|address| address.ends_with(":8")), "{found:?}");
+        assert!(found.contains_key("127.0.0.1:7"), "{found:?}");
+        assert!(found.keys().any(|address| address.ends_with(":8")), "{found:?}");
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::session::{self, Caller};
-use crate::discovery::Discovery;
+use crate::discovery::{Discovery, Found};
 use crate::owner::Input;
 
 /// Keeps sessions with all agents that several ways of discovery find.
@@ -17,8 +17,8 @@ pub struct Connector {
     coordinator: String,
     owner: mpsc::Sender<Input>,
     security: Security,
-    found: mpsc::Receiver<(usize, BTreeSet<String>)>,
-    finder: mpsc::Sender<(usize, BTreeSet<String>)>,
+    found: mpsc::Receiver<(usize, Found)>,
+    finder: mpsc::Sender<(usize, Found)>,
     finders: Vec<JoinHandle<()>>,
 }
 
@@ -45,13 +45,18 @@ impl Connector {
 
     /// Runs until it is dropped.
     pub async fn run(mut self) {
-        let mut by_source: BTreeMap<usize, BTreeSet<String>> = BTreeMap::new();
+        let mut by_source: BTreeMap<usize, Found> = BTreeMap::new();
         let mut tasks = JoinSet::new();
         // A session is wanted as long as its sender is here.
         let mut sessions: BTreeMap<String, watch::Sender<()>> = BTreeMap::new();
         while let Some((source, addresses)) = self.found.recv().await {
+            // Before the sessions: who is listed under an address decides whether its agent is the right one.
+            if self.owner.send(Input::Listed { source, found: addresses.clone() }).await.is_err() {
+                return;
+            }
             by_source.insert(source, addresses);
-            let wanted: BTreeSet<&String> = by_source.values().flatten().take(MAX_NODES).collect();
+            let wanted: BTreeSet<&String> =
+                by_source.values().flat_map(Found::keys).take(MAX_NODES).collect();
             let gone: Vec<String> = sessions.keys().filter(|at| !wanted.contains(at)).cloned().collect();
             for address in gone {
                 tracing::info!("the agent at {address} is not listed any more");

@@ -1,4 +1,4 @@
-//! The coordinator's server: its service, health and reflection on one port, and health alone on another if that is wanted.
+//! The coordinator's server: its service, health and reflection on one port.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,13 +11,15 @@ use muster_proto::v1::FILE_DESCRIPTOR_SET;
 use muster_proto::v1::coordinator_server::CoordinatorServer;
 use muster_tls::{Incoming, Security, Tokens};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::Server as TonicServer;
 
 use super::Connector;
 use super::access::Access;
+use super::discover::{self, Discover};
 use super::service::Service;
-use crate::discovery::{Announced, Discovery, StaticList};
+use crate::discovery::dns::DnsError;
+use crate::discovery::{Announced, Demand, Discovery, StaticList};
 use crate::gang::Policy;
 use crate::owner::{self, Input, OwnerError, OwnerOptions};
 use crate::store::{Store, StoreError};
@@ -35,8 +37,6 @@ pub struct Guard {
     pub security: Security,
     /// Tokens of people who may change something; none: everybody may.
     pub tokens: Option<Tokens>,
-    /// Where health is told without TLS, because probes of Kubernetes have none.
-    pub health: Option<TcpListener>,
 }
 
 /// What a coordinator is given.
@@ -48,6 +48,10 @@ pub struct Server {
     pub store: Store,
     /// Agents by `host:port`; others announce themselves.
     pub agents: Vec<String>,
+    /// Agents that DNS or a cluster lists.
+    pub discover: Vec<Discover>,
+    /// Runs of one tenant that have nodes at once; none: as many as there is room for.
+    pub tenant_limit: Option<u32>,
     /// The numbers by which gangs are run.
     pub policy: Policy,
     /// Version of Muster.
@@ -62,6 +66,9 @@ pub enum ServeError {
     /// Its owner can't start.
     #[error(transparent)]
     Owner(#[from] OwnerError),
+    /// DNS can't be asked.
+    #[error(transparent)]
+    Dns(DnsError),
     /// The descriptors can't be served.
     #[error("the service descriptors can't be read")]
     Reflection(#[source] tonic_reflection::server::Error),
@@ -124,13 +131,23 @@ pub async fn serve(
     let coordinator = server.store.coordinator_id()?;
     let (announced, announcer) = Announced::new();
     let list = (!server.agents.is_empty()).then(|| StaticList::new(server.agents));
-    let ways = [list.as_ref().map(Discovery::describe), Some(announced.describe())];
-    let discovery = ways.into_iter().flatten().collect::<Vec<_>>().join("; ");
-    let options = OwnerOptions { policy: server.policy, version: server.version, discovery };
+    let (demand, demanded) = watch::channel(Demand::default());
+    let ways = discover::start(server.discover, &demanded).map_err(ServeError::Dns)?;
+    let mut standings = ways.standings();
+    standings.extend(list.as_ref().map(Discovery::standing));
+    standings.push(announced.standing());
+    let options = OwnerOptions {
+        policy: server.policy,
+        version: server.version,
+        discovery: standings,
+        demand,
+        tenant_limit: server.tenant_limit,
+    };
     let (owner, thread): (mpsc::Sender<Input>, _) = owner::start(server.store, options)?;
     started(Metrics { owner: owner.downgrade() });
-    let Guard { security, tokens, health: health_listener } = server.guard;
+    let Guard { security, tokens } = server.guard;
     let mut connector = Connector::new(coordinator, owner.clone(), security.clone());
+    let carers = ways.join(&mut connector, &owner, &demanded);
     connector.add(announced);
     list.into_iter().for_each(|list| connector.add(list));
     let connector = tokio::spawn(connector.run());
@@ -140,12 +157,6 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(ServeError::Reflection)?;
-    if let Some(listener) = health_listener {
-        let alone =
-            TonicServer::builder().max_concurrent_streams(MAX_CONCURRENT_REQUESTS).timeout(REQUEST_TIMEOUT);
-        let alone = { alone }.add_service(health_service.clone());
-        tokio::spawn(alone.serve_with_incoming(Incoming::new(listener, None)));
-    }
     let service = CoordinatorServer::new(Service { owner, announcer, access: Access { tokens } })
         .max_decoding_message_size(2 * MAX_RUN_FILE_BYTES as usize)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -170,6 +181,7 @@ pub async fn serve(
         () = drained(stopped) => Ok(()),
     };
     connector.abort();
+    drop(carers);
     // The owner writes out what it has when nobody can send it anything; streams of those who watch may last longer.
     let deadline = Instant::now() + LAST_WRITES;
     while !thread.is_finished() && Instant::now() < deadline {

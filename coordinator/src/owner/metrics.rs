@@ -26,8 +26,30 @@ impl Owner {
         line_per_state(&mut text, "muster_runs", &states);
         head(&mut text, "muster_state_writable", "gauge", "1 while the state can be stored.");
         let _ = writeln!(text, "muster_state_writable {}", u8::from(self.storage_error.is_none()));
+        self.discovery_metrics(&mut text);
         self.run_metrics(&mut text);
         text
+    }
+
+    fn discovery_metrics(&self, text: &mut String) {
+        let name = "muster_discovery_last_sync_timestamp_seconds";
+        head(
+            text,
+            name,
+            "gauge",
+            "When it was last known for sure which agents there are, by way of discovery.",
+        );
+        let ways = self.options.discovery.iter();
+        for (mode, age) in ways.filter_map(|way| Some((way.mode(), way.age()?))) {
+            let at = super::wall_ms() as f64 / 1_000.0 - age.as_secs_f64();
+            let _ = writeln!(text, "{name}{{mode=\"{mode}\"}} {at:.3}");
+        }
+        let name = "muster_discovery_trouble";
+        head(text, name, "gauge", "1 while a way of discovery can't be asked.");
+        for way in &self.options.discovery {
+            let _ =
+                writeln!(text, "{name}{{mode=\"{}\"}} {}", way.mode(), u8::from(!way.reason().is_empty()));
+        }
     }
 
     fn run_metrics(&self, text: &mut String) {

@@ -9,17 +9,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_proto::limits::COORDINATOR_INBOX;
-use muster_proto::v1::{self, AgentCommand, AgentEvent, NodeReport};
-use tokio::sync::{mpsc, oneshot};
+use muster_proto::v1::{AgentCommand, AgentEvent, NodeReport};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::discovery::{Demand, Found, Standing};
 use crate::gang::{Moment, Policy};
 use crate::store::{Store, StoreError};
 
+use listed::Listings;
 use nodes::Nodes;
 use runs::Entry;
 
 pub use request::{LogStream, Refusal, Request, RunStream};
 
+mod listed;
 mod metrics;
 mod nodes;
 mod query;
@@ -78,6 +81,15 @@ pub enum Input {
         /// The address.
         address: String,
     },
+    /// A way of discovery lists other agents than before.
+    Listed {
+        /// Number of the way.
+        source: usize,
+        /// All that it lists.
+        found: Found,
+    },
+    /// Why pods are not there or not ready, by their names: all that is known.
+    Explained(BTreeMap<String, String>),
     /// Somebody asks for something.
     Request(Request),
 }
@@ -98,8 +110,12 @@ pub struct OwnerOptions {
     pub policy: Policy,
     /// Version of Muster; agents of others are refused.
     pub version: String,
-    /// How nodes are found, for people.
-    pub discovery: String,
+    /// How nodes are found.
+    pub discovery: Vec<Standing>,
+    /// Where it is told what runs need of the cluster.
+    pub demand: watch::Sender<Demand>,
+    /// Runs of one tenant that have nodes at once.
+    pub tenant_limit: Option<u32>,
 }
 
 /// The state. See the module.
@@ -108,6 +124,7 @@ pub(crate) struct Owner {
     store: Store,
     begun: Instant,
     nodes: Nodes,
+    listed: Listings,
     runs: BTreeMap<String, Entry>,
     sessions: u64,
     /// Why the last thing could not be stored; none while the disk is well.
@@ -169,6 +186,7 @@ impl Owner {
             store,
             begun: Instant::now(),
             nodes: Nodes::default(),
+            listed: Listings::default(),
             runs: BTreeMap::new(),
             sessions: 0,
             storage_error: None,
@@ -221,6 +239,8 @@ impl Owner {
             Input::SessionDown { session, reason } => self.session_down(session, &reason),
             Input::Unreachable { address, reason } => self.nodes.unreachable(&address, &reason),
             Input::Forget { address } => self.nodes.forget(&address),
+            Input::Listed { source, found } => self.listed(source, found),
+            Input::Explained(why) => self.listed.explain(why),
             Input::Request(request) => self.request(request),
         }
         for node in std::mem::take(&mut self.closed) {
@@ -237,9 +257,5 @@ impl Owner {
         self.show_progress();
         // Queued runs may have waited long enough for another decision.
         self.schedule_due |= self.ticks.is_multiple_of(SCHEDULE_TICKS);
-    }
-
-    fn node_list(&self) -> Vec<v1::Node> {
-        self.nodes.list()
     }
 }

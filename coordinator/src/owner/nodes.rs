@@ -47,8 +47,16 @@ pub(super) struct Nodes {
 
 impl Nodes {
     /// Decides whether a session with this agent is wanted.
-    pub fn admit(&mut self, address: &str, report: &NodeReport, version: &str) -> Result<(), String> {
-        let refusal = self.refusal(report, version);
+    ///
+    /// `current` is the pod of the agent's name that the cluster lists now.
+    pub fn admit(
+        &mut self,
+        address: &str,
+        report: &NodeReport,
+        version: &str,
+        current: Option<&str>,
+    ) -> Result<(), String> {
+        let refusal = self.refusal(report, version, current);
         match refusal {
             None => {
                 self.refused.remove(address);
@@ -66,7 +74,7 @@ impl Nodes {
         }
     }
 
-    fn refusal(&self, report: &NodeReport, version: &str) -> Option<String> {
+    fn refusal(&self, report: &NodeReport, version: &str, current: Option<&str>) -> Option<String> {
         if report.protocol != v1::PROTOCOL {
             let (theirs, ours) = (report.protocol, v1::PROTOCOL);
             return Some(format!("its protocol is version {theirs}, this coordinator speaks version {ours}"));
@@ -79,7 +87,12 @@ impl Nodes {
             return Some(format!("its name {:?} is no node name", report.node));
         }
         let other = self.known.get(&report.node);
-        if let Some(other) = other.filter(|node| node.session.is_some()) {
+        // A pod that was made again takes the place of the one that is gone, whatever its old session seems to be.
+        let reborn = |node: &Node| {
+            let uid = |report: &NodeReport| report.pod.clone().unwrap_or_default().uid;
+            current.is_some_and(|current| uid(report) == current && uid(&node.report) != current)
+        };
+        if let Some(other) = other.filter(|node| node.session.is_some() && !reborn(node)) {
             let address = &other.address;
             return Some(match other.report.incarnation == report.incarnation {
                 true => format!("it is connected already, through {address}"),
@@ -98,6 +111,13 @@ impl Nodes {
             return;
         }
         self.note(address, NodeState::Unreachable, reason, None);
+    }
+
+    /// Why there is no session with the agent at an address, as far as that is known.
+    pub fn lost(&self, address: &str) -> Option<String> {
+        let node = self.known.values().find(|node| node.address == address && node.session.is_none());
+        let known = node.map(|node| node.lost.clone()).filter(|lost| !lost.is_empty());
+        known.or_else(|| self.refused.get(address).map(|(_, reason, _)| reason.clone()))
     }
 
     pub fn forget(&mut self, address: &str) {
@@ -150,6 +170,7 @@ impl Nodes {
                 state: state as i32,
                 reason,
                 report,
+                pod: None,
             }
         });
         let refused = self.refused.iter().map(|(address, (state, reason, report))| v1::Node {
@@ -157,6 +178,7 @@ impl Nodes {
             address: address.clone(),
             state: *state as i32,
             reason: reason.clone(),
+            pod: None,
             report: report.as_ref().map(|report| NodeReport { ranks: Vec::new(), ..report.clone() }),
         });
         known.chain(refused).collect()

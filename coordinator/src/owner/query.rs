@@ -28,14 +28,17 @@ impl Owner {
             Request::Logs(logs, reply) => drop(reply.send(self.logs(&logs))),
             Request::Metrics(reply) => drop(reply.send(self.metrics())),
             Request::Nodes(reply) => {
-                let discovery = self.options.discovery.clone();
-                drop(reply.send(v1::ListNodesResponse { nodes: self.node_list(), discovery }));
+                drop(reply.send(self.list_nodes()));
             }
         }
     }
 
     fn message(&self, id: &str) -> v1::Run {
-        self.runs.get(id).map(Entry::message).unwrap_or_default()
+        let mut run = self.runs.get(id).map(Entry::message).unwrap_or_default();
+        if matches!(run.state(), RunState::Queued | RunState::Forming | RunState::Waiting) {
+            run.waits_for = self.waits_for();
+        }
+        run
     }
 
     /// The run of an id, of the unambiguous beginning of one, or the newest of a name.
@@ -58,8 +61,11 @@ impl Owner {
     }
 
     fn list(&self, list: &v1::ListRunsRequest) -> Vec<v1::Run> {
-        let mut entries: Vec<&Entry> =
-            self.runs.values().filter(|entry| list.all || !entry.row.is_over()).collect();
+        let wanted = |entry: &&Entry| match list.sweep.is_empty() {
+            true => list.all || !entry.row.is_over(),
+            false => entry.row.sweep == list.sweep,
+        };
+        let mut entries: Vec<&Entry> = self.runs.values().filter(wanted).collect();
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.row.seq));
         let limit = if list.limit == 0 { MAX_LISTED } else { (list.limit as usize).min(MAX_LISTED) };
         entries.into_iter().take(limit).map(Entry::message).collect()

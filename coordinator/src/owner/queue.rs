@@ -4,6 +4,7 @@
 //! A smaller run may overtake a run that waits for more nodes, but only for a while: then free nodes are kept for the
 //! one that waits.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_proto::limits::BACKFILL_WINDOW;
@@ -19,6 +20,24 @@ pub(super) struct Waiting {
     pub name: String,
     pub ranks: RanksSpec,
     pub waited: Duration,
+    /// Whose run it is; empty: nobody's, without a limit.
+    pub tenant: String,
+}
+
+/// Runs that have nodes, by tenant, and how many of them one tenant may have.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Quota {
+    pub running: BTreeMap<String, u32>,
+    pub limit: Option<u32>,
+}
+
+impl Quota {
+    /// Why a tenant gets no more at the moment.
+    fn refusal(&self, tenant: &str) -> Option<String> {
+        let running = self.running.get(tenant).copied().unwrap_or(0);
+        let limit = self.limit.filter(|limit| !tenant.is_empty() && running >= *limit)?;
+        Some(format!("{tenant} has {running} runs at work; a tenant may have {limit} at once"))
+    }
 }
 
 /// What becomes of a waiting run.
@@ -33,12 +52,22 @@ pub(super) enum Verdict {
 }
 
 /// Decides about every waiting run; `queue` is in order, `free` are the nodes that no run has, of `connected` in all.
-pub(super) fn plan(queue: &[Waiting], free: &[&NodeReport], connected: usize) -> Vec<(String, Verdict)> {
+pub(super) fn plan(
+    queue: &[Waiting],
+    free: &[&NodeReport],
+    connected: usize,
+    mut quota: Quota,
+) -> Vec<(String, Verdict)> {
     let mut free: Vec<&NodeReport> = free.to_vec();
     free.sort_by(|a, b| a.node.cmp(&b.node));
     let mut blocked: Option<&Waiting> = None;
     let mut verdicts = Vec::with_capacity(queue.len());
     for run in queue {
+        // A run beyond its tenant's limit waits beside the queue: it keeps nobody else from nodes.
+        if let Some(reason) = quota.refusal(&run.tenant) {
+            verdicts.push((run.id.clone(), Verdict::Wait(reason)));
+            continue;
+        }
         let mut verdict = fit(run, &free, connected);
         if let (Verdict::Start(_), Some(head)) = (&verdict, blocked)
             && head.waited >= BACKFILL_WINDOW
@@ -46,13 +75,28 @@ pub(super) fn plan(queue: &[Waiting], free: &[&NodeReport], connected: usize) ->
             verdict = Verdict::Wait(format!("free nodes are kept for {}, which waits for longer", head.name));
         }
         match &verdict {
-            Verdict::Start(nodes) => free.retain(|node| !nodes.iter().any(|(name, _)| *name == node.node)),
+            Verdict::Start(nodes) => {
+                free.retain(|node| !nodes.iter().any(|(name, _)| *name == node.node));
+                *quota.running.entry(run.tenant.clone()).or_default() += 1;
+            }
             Verdict::Wait(_) => blocked = blocked.or(Some(run)),
             Verdict::Refuse(_) => {}
         }
         verdicts.push((run.id.clone(), verdict));
     }
     verdicts
+}
+
+/// Nodes that the queue could use, whether they are there or not. Runs beyond their tenant's limit use none.
+pub(super) fn nodes_wanted(queue: &[Waiting], mut quota: Quota) -> u32 {
+    let mut wanted = 0_u32;
+    for run in queue.iter() {
+        if quota.refusal(&run.tenant).is_none() {
+            *quota.running.entry(run.tenant.clone()).or_default() += 1;
+            wanted = wanted.saturating_add(run.ranks.nodes.unwrap_or(1));
+        }
+    }
+    wanted
 }
 
 fn fit(run: &Waiting, free: &[&NodeReport], connected: usize) -> Verdict {
@@ -107,7 +151,13 @@ mod tests {
 
     fn run(id: &str, nodes: Option<u32>, waited_s: u64) -> Waiting {
         let ranks = RanksSpec { nodes, ..RanksSpec::default() };
-        Waiting { id: id.into(), name: id.into(), ranks, waited: Duration::from_secs(waited_s) }
+        Waiting {
+            id: id.into(),
+            name: id.into(),
+            ranks,
+            waited: Duration::from_secs(waited_s),
+            tenant: String::new(),
+        }
     }
 
     fn words(queue: &[Waiting], count: usize) -> Vec<String> {
@@ -120,7 +170,7 @@ mod tests {
             Verdict::Wait(reason) => reason,
             Verdict::Refuse(error) => error.to_string(),
         };
-        plan(queue, &free, count).into_iter().map(word).collect()
+        plan(queue, &free, count, Quota::default()).into_iter().map(word).collect()
     }
 
     #[test]
@@ -130,6 +180,24 @@ mod tests {
             words(&[run("a", None, 0), run("b", None, 0)], 2),
             ["n0x2 n1x2", "needs 1 node; 0 free of 2 connected"]
         );
+    }
+
+    #[test]
+    fn a_tenant_at_its_limit_waits_and_keeps_nobody_else() {
+        let nodes: Vec<NodeReport> = (0..3).map(|n| node(&format!("n{n}"))).collect();
+        let of = |id: &str, tenant: &str| Waiting { tenant: tenant.into(), ..run(id, Some(1), 0) };
+        let queue = [of("a1", "a"), of("a2", "a"), of("b1", "b"), of("free", "")];
+        let quota = Quota { running: BTreeMap::new(), limit: Some(1) };
+        let verdicts = plan(&queue, &nodes.iter().collect::<Vec<_>>(), 3, quota);
+        let started: Vec<&str> = verdicts
+            .iter()
+            .filter(|(_, verdict)| matches!(verdict, Verdict::Start(_)))
+            .map(|(id, _)| id.as_str())
+            .collect();
+        assert_eq!(started, ["a1", "b1", "free"]);
+        assert_eq!(nodes_wanted(&queue, Quota { running: BTreeMap::new(), limit: Some(1) }), 3);
+        let reason = "a has 1 runs at work; a tenant may have 1 at once";
+        assert_eq!(verdicts[1].1, Verdict::Wait(reason.into()));
     }
 
     #[test]

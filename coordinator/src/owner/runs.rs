@@ -112,7 +112,9 @@ impl Owner {
         mut report: NodeReport,
         commands: mpsc::Sender<AgentCommand>,
     ) -> Result<SessionOpen, String> {
-        self.nodes.admit(&address, &report, &self.options.version)?;
+        self.listed.check(&address, &report)?;
+        let current = self.listed.current(&report.node);
+        self.nodes.admit(&address, &report, &self.options.version, current)?;
         self.sessions += 1;
         let (number, name) = (self.sessions, report.node.clone());
         tracing::info!("node {name} at {address} is connected");
@@ -120,7 +122,10 @@ impl Owner {
         let (open, closed) = oneshot::channel();
         let session = Some(Link { number, commands, _open: open });
         let node = Node { address, report, session, leaving: None, lost: String::new() };
-        self.nodes.known.insert(name.clone(), node);
+        if self.nodes.known.insert(name.clone(), node).is_some_and(|old| old.session.is_some()) {
+            tracing::info!("{name} was made again; the session with its last pod is over");
+            self.all_runs_on(&name, Event::Unreachable { node: name.clone() });
+        }
         let here = |entry: &Entry| {
             entry.live.as_ref().is_some_and(|live| live.gang().nodes().contains_key(name.as_str()))
                 || entry.live.is_some() && ranks.iter().any(|rank| rank.run_id == entry.row.id)
@@ -138,6 +143,7 @@ impl Owner {
             let ranks = ranks.iter().filter(|rank| rank.run_id == id).cloned().collect();
             self.run_event(&id, Event::Reported { node: name.clone(), ranks });
         }
+        self.note_leaving();
         self.schedule_due = true;
         Ok(SessionOpen { number, closed })
     }

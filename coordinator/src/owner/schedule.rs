@@ -1,14 +1,15 @@
 //! Giving free nodes to runs: first to those that lost some, then to the queue.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_proto::limits::{MAX_REQUEUES, REQUEUE_PAUSE};
 use muster_proto::v1::{FailureKind, NodeReport, RunState};
 
-use super::queue::{self, Verdict, Waiting};
+use super::queue::{self, Quota, Verdict, Waiting};
 use super::runs::Entry;
 use super::{Owner, wall_ms};
+use crate::discovery::Demand;
 use crate::gang::{AfterStop, Event, Moment, Outcome};
 use crate::placement::ranks_on;
 
@@ -26,21 +27,50 @@ impl Owner {
                 name: entry.row.name.clone(),
                 ranks: entry.spec.clone(),
                 waited: now.saturating_sub(entry.queued_at),
+                tenant: entry.row.tenant.clone(),
             })
             .collect();
+        self.tell_demand(&queue);
         if queue.is_empty() {
             return;
         }
         let free = self.free();
         let connected = self.nodes.usable().count();
         let refusals: Vec<String> = self.nodes.refusals().collect();
-        for (id, verdict) in queue::plan(&queue, &free.iter().collect::<Vec<_>>(), connected) {
+        for (id, verdict) in queue::plan(&queue, &free.iter().collect::<Vec<_>>(), connected, self.quota()) {
             match verdict {
                 Verdict::Start(nodes) => self.begin(&id, nodes),
                 Verdict::Wait(reason) => self.waits(&id, &reason, &refusals),
                 Verdict::Refuse(error) => self.refuse(&id, &error),
             }
         }
+    }
+
+    fn quota(&self) -> Quota {
+        let mut running = BTreeMap::new();
+        for entry in self.runs.values().filter(|entry| entry.live.is_some()) {
+            *running.entry(entry.row.tenant.clone()).or_default() += 1;
+        }
+        Quota { running, limit: self.options.tenant_limit }
+    }
+
+    /// Tells discovery and the care for pods what runs need.
+    fn tell_demand(&self, queue: &[Waiting]) {
+        let live = self.runs.values().filter_map(|entry| Some((entry, entry.live.as_ref()?)));
+        let nodes = live.flat_map(|(entry, live)| {
+            live.gang().nodes().into_keys().map(|node| (node.to_owned(), entry.row.name.clone()))
+        });
+        let demand = Demand {
+            is_known: true,
+            busy: nodes.collect(),
+            wanted: queue::nodes_wanted(queue, self.quota()),
+            connected: self.nodes.usable().map(|node| node.report.node.clone()).collect(),
+        };
+        self.options.demand.send_if_modified(|told| {
+            let is_new = *told != demand;
+            *told = demand;
+            is_new
+        });
     }
 
     /// Nodes that no run has.

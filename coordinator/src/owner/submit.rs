@@ -62,6 +62,9 @@ impl Owner {
             requeues: 0,
             progress: None,
             submitter,
+            tenant: request.tenant,
+            sweep: request.sweep,
+            metric: spec.eval.metric_or_default(spec.task.kind).to_owned(),
         };
         // A run that could be lost must not be promised.
         let row = self.store.add_run(&row).map_err(|error| refuse(&error))?;
@@ -168,6 +171,8 @@ fn check_sizes(request: &v1::SubmitRequest) -> Result<(), Refusal> {
             MAX_PATH_BYTES,
         ),
         ("bytes of the request id", request.request_id.len(), MAX_NAME_BYTES),
+        ("bytes of the tenant's name", request.tenant.len(), MAX_NAME_BYTES),
+        ("bytes of the sweep's name", request.sweep.len(), MAX_NAME_BYTES),
     ] {
         if found > most {
             return Err(Refusal::Invalid(format!("{found} {what}; at most {most} are allowed")));

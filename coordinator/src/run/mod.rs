@@ -200,6 +200,7 @@ impl Run {
                     cpus: Vec::new(),
                     listen: String::new(),
                     origin: origin as i32,
+                    spare_cpus: Vec::new(),
                 };
                 let start = v1::StartRank { start: Some(start), ranks: self.recipe.ranks };
                 let send = send(slot.node, agent_command::Command::Start(start));

@@ -59,6 +59,12 @@ pub struct RunRow {
     pub progress: Option<v1::Progress>,
     /// Who submitted it; empty if nobody proved that.
     pub submitter: String,
+    /// Whose run it is; may be empty.
+    pub tenant: String,
+    /// The sweep that it belongs to; empty: none.
+    pub sweep: String,
+    /// Metric of the best model.
+    pub metric: String,
 }
 
 impl RunRow {
@@ -85,6 +91,10 @@ impl RunRow {
             results: self.results.clone(),
             failure: self.failure as i32,
             submitter: self.submitter.clone(),
+            tenant: self.tenant.clone(),
+            sweep: self.sweep.clone(),
+            metric: self.metric.clone(),
+            overrides: self.overrides.clone(),
             ..v1::Run::default()
         }
     }
@@ -117,6 +127,9 @@ impl RunRow {
             recoveries: row.get("recoveries")?,
             last_recovery_ms: number("last_recovery_ms")?,
             requeues: row.get("requeues")?,
+            tenant: row.get("tenant")?,
+            sweep: row.get("sweep")?,
+            metric: row.get("metric")?,
             progress: progress.and_then(|bytes| v1::Progress::decode(bytes.as_slice()).ok()),
             submitter: row.get("submitter")?,
         })
@@ -132,8 +145,8 @@ impl Store {
         let insert =
             "INSERT INTO runs (id, request_id, name, run_file, run_file_path, overrides, priority, resume,
             state, reason, submitted_ms, started_ms, ended_ms, results, failure, nodes, ranks, incarnation,
-            generation, recoveries, last_recovery_ms, requeues, submitter)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12)";
+            generation, recoveries, last_recovery_ms, requeues, tenant, sweep, metric, submitter)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12, ?13, ?14, ?15)";
         let overrides = serde_json::to_string(&run.overrides).unwrap_or_default();
         let done = self.db.execute(
             insert,
@@ -149,6 +162,9 @@ impl Store {
                 run.state as i32,
                 run.reason,
                 run.submitted_ms as i64,
+                run.tenant,
+                run.sweep,
+                run.metric,
                 run.submitter
             ],
         );

@@ -31,7 +31,28 @@ pub(crate) fn row(id: &str) -> RunRow {
         requeues: 0,
         progress: None,
         submitter: "anna".into(),
+        tenant: "desk-a".into(),
+        sweep: "s1".into(),
+        metric: "accuracy".into(),
     }
+}
+
+#[test]
+fn tables_of_the_first_version_are_brought_up_to_date() {
+    let dir = tempfile::tempdir().unwrap();
+    let db = Connection::open(dir.path().join("muster.sqlite")).unwrap();
+    db.execute_batch(TABLES).unwrap();
+    let insert = "INSERT INTO runs VALUES (1, 'old', NULL, 'headlines', 'version = 1', '/data/run.toml', '[]', 0, 0, 1,
+        'in the queue', 17, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, NULL)";
+    db.execute_batch(insert).unwrap();
+    db.pragma_update(None, "user_version", 1).unwrap();
+    drop(db);
+    let store = Store::open(dir.path()).unwrap();
+    let runs = store.runs().unwrap();
+    assert_eq!((runs[0].id.as_str(), runs[0].tenant.as_str(), runs[0].progress), ("old", "", None));
+    store.add_run(&row("new")).unwrap();
+    drop(store);
+    assert_eq!(Store::open(dir.path()).unwrap().runs().unwrap()[1].sweep, "s1");
 }
 
 #[test]

@@ -143,6 +143,10 @@ hugepages-2Mi: {{ . }}
 - name: shm
   mountPath: /dev/shm
 {{- end }}
+{{- if .Values.trainer.hugepages2Mi }}
+- name: hugepages
+  mountPath: /hugepages
+{{- end }}
 {{- with .Values.trainer.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -170,6 +174,10 @@ hugepages-2Mi: {{ . }}
 {{- with .Values.storage.shm }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+{{- end }}
+{{- if .Values.trainer.hugepages2Mi }}
+- name: hugepages
+  emptyDir: {medium: HugePages-2Mi}
 {{- end }}
 {{- with .Values.trainer.extraVolumes }}
 {{ toYaml . }}

@@ -88,6 +88,18 @@ choice! {
 }
 
 choice! {
+    /// Whether a rank's memory is bound to the NUMA nodes of its CPUs, beside being touched there first.
+    Membind {
+        /// Preferably; a system that refuses is warned about once.
+        Auto = "auto",
+        /// Strictly; a system that refuses is an error.
+        Require = "require",
+        /// No.
+        Off = "off",
+    }
+}
+
+choice! {
     /// What backward computes again instead of finding it in memory (PyTorch: activation checkpointing).
     Recompute {
         /// Nothing.

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{Place, Problem, SpecError};
 pub use kinds::{
-    Columns, DataFormat, EvalEvery, Init, Keep, OnLong, OnNonFinite, PerNode, Pin, Precision, Recompute,
-    ReportTo, Schedule, TaskType, Truncation, metric_names,
+    Columns, DataFormat, EvalEvery, Init, Keep, Membind, OnLong, OnNonFinite, PerNode, Pin, Precision,
+    Recompute, ReportTo, Schedule, TaskType, Truncation, metric_names,
 };
 pub use schema::{KEYS, Key};
 
@@ -203,11 +203,25 @@ pub struct RanksSpec {
     pub max: Option<u32>,
     /// Seconds that a rank may keep the others waiting before they give it up; default 60.
     pub patience_s: u32,
+    /// Whether each rank's memory is bound to its NUMA nodes; default auto.
+    #[serde(default = "membind_default")]
+    pub membind: Membind,
+}
+
+fn membind_default() -> Membind {
+    Membind::Auto
 }
 
 impl Default for RanksSpec {
     fn default() -> Self {
-        Self { per_node: PerNode::default(), nodes: None, min: None, max: None, patience_s: PATIENCE_S }
+        Self {
+            per_node: PerNode::default(),
+            nodes: None,
+            min: None,
+            max: None,
+            patience_s: PATIENCE_S,
+            membind: Membind::Auto,
+        }
     }
 }
 

@@ -290,6 +290,7 @@ fn read_ranks(r: &mut Reader<'_>) -> RanksSpec {
         min: number(r, "ranks.min", most),
         max: number(r, "ranks.max", most),
         patience_s: number(r, "ranks.patience_s", limits::MAX_PATIENCE_S).unwrap_or(PATIENCE_S),
+        membind: r.choice("ranks.membind", Membind::NAMES).unwrap_or(Membind::Auto),
     }
 }
 

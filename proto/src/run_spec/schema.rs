@@ -83,6 +83,7 @@ pub const KEYS: &[Key] = &[
     key("ranks.min", "whole number >= 1", "1"),
     key("ranks.max", "whole number >= 1", "those of the start"),
     key("ranks.patience_s", "whole number >= 1 (seconds)", "60"),
+    key("ranks.membind", "auto | require | off", "auto"),
 ];
 
 /// The entry of the table for a dotted name.

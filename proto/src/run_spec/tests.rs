@@ -381,8 +381,14 @@ fn complete() -> RunSpec {
     spec.eval.metric = Some("m".into());
     spec.eval.early_stopping_patience = Some(1);
     spec.checkpoint.every_steps = Some(1);
-    spec.ranks =
-        RanksSpec { per_node: PerNode::Numa, nodes: Some(1), min: Some(1), max: Some(1), patience_s: 9 };
+    spec.ranks = RanksSpec {
+        per_node: PerNode::Numa,
+        nodes: Some(1),
+        min: Some(1),
+        max: Some(1),
+        patience_s: 9,
+        membind: Membind::Off,
+    };
     spec
 }
 
@@ -419,7 +425,14 @@ fn ranks_are_numa_nodes_packages_or_a_number() {
     let all = ranks("per_node = 4\nnodes = 2\nmin = 3\nmax = 8").unwrap();
     assert_eq!(
         all,
-        RanksSpec { per_node: PerNode::Ranks(4), nodes: Some(2), min: Some(3), max: Some(8), patience_s: 60 }
+        RanksSpec {
+            per_node: PerNode::Ranks(4),
+            nodes: Some(2),
+            min: Some(3),
+            max: Some(8),
+            patience_s: 60,
+            membind: Membind::Auto
+        }
     );
     let error = ranks("per_node = \"socket\"\nmin = 9\nmax = 8").unwrap_err().to_string();
     assert!(error.contains("must be \"numa\", \"package\" or a number of ranks, not \"socket\""), "{error}");

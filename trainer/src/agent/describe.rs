@@ -35,6 +35,7 @@ pub(super) fn node_report(options: &AgentOptions) -> NodeReport {
         isa: options.isa.clone(),
         listen: options.listen.clone(),
         ranks: Vec::new(),
+        pod: options.pod.clone(),
     }
 }
 

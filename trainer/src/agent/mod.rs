@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use muster_proto::v1::{AgentCommand, AgentEvent, NodeReport};
+use muster_proto::v1::{AgentCommand, AgentEvent, NodeReport, Pod};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::topology::HostFacts;
@@ -22,8 +22,11 @@ use crate::topology::HostFacts;
 pub use describe::{boot_id, new_incarnation};
 pub use server::{AgentService, COORDINATOR_ID};
 
+mod aside;
+mod birth;
 mod death;
 mod describe;
+mod farewell;
 mod lines;
 mod metrics;
 mod owner;
@@ -55,6 +58,8 @@ pub struct AgentOptions {
     pub args: Vec<OsString>,
     /// CPUs and memory of the node.
     pub facts: HostFacts,
+    /// The pod that it runs in.
+    pub pod: Option<Pod>,
     /// How long ranks may take to leave when the agent is told to end.
     pub leave_timeout: Duration,
     /// A rank that has not said for this long that it can run is frozen, and killed.

@@ -12,9 +12,14 @@ use muster_proto::v1::{
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::aside::Aside;
+use super::farewell::{Known, farewell};
 use super::process::{self, FromProcess, Process};
 use super::{AgentOptions, Commands, Request, Session, SessionError, describe, metrics, reap};
 use crate::topology::split_cpus;
+
+/// How long a leaving agent waits for a coordinator that is away.
+const COORDINATOR_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How often orphans and frozen ranks are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,8 +55,13 @@ pub(super) struct Owner {
     sessions: u64,
     inbox: mpsc::Sender<Request>,
     leaving: Option<(String, Instant)>,
+    aside: Aside,
     /// When frozen ranks were looked for last.
     looked: Instant,
+    /// Since when no coordinator is there; looked at now and then.
+    alone_since: Option<Instant>,
+    /// Ranks were told to stop by the agent itself.
+    said_farewell: bool,
 }
 
 impl Owner {
@@ -64,7 +74,10 @@ impl Owner {
             sessions: 0,
             inbox,
             leaving: None,
+            aside: Aside::new(),
             looked: Instant::now(),
+            alone_since: None,
+            said_farewell: false,
         }
     }
 
@@ -85,6 +98,7 @@ impl Owner {
                         self.reap();
                     }
                     self.kill_frozen(Instant::now());
+                    self.leave_alone();
                 }
             }
             if self.has_left() {
@@ -110,6 +124,31 @@ impl Owner {
         let Some((_, deadline)) = &self.leaving else { return false };
         let alive = self.ranks.values().any(|rank| rank.process.is_some());
         !alive || Instant::now() >= *deadline
+    }
+
+    /// Tells ranks to save and stop if the agent has to end and no coordinator is there to do so.
+    fn leave_alone(&mut self) {
+        let is_there = self.session.as_ref().is_some_and(|open| !open.events.is_closed());
+        self.alone_since = if is_there { None } else { self.alone_since.or(Some(Instant::now())) };
+        let Some((reason, _)) = &self.leaving else { return };
+        let is_alone = self.alone_since.is_some_and(|since| since.elapsed() >= COORDINATOR_PATIENCE);
+        if self.said_farewell || !is_alone {
+            return;
+        }
+        self.said_farewell = true;
+        let reason = format!("{reason}, and no coordinator is there");
+        let alive = self.ranks.iter().filter(|(_, rank)| rank.process.is_some());
+        let known: Vec<Known<'_>> = alive
+            .map(|(member, rank)| Known { member, run: &rank.run_id, last: rank.last.as_ref() })
+            .collect();
+        for (member, stop) in farewell(&known, &reason) {
+            tracing::info!("{member} is told to stop{}: {reason}", if stop.save { " and save" } else { "" });
+            let process = self.ranks.get(&member).and_then(|rank| rank.process.as_ref());
+            let command = RankCommand { command: Some(rank_command::Command::Stop(stop)) };
+            if process.is_some_and(|process| process.commands.try_send(command).is_err()) {
+                tracing::warn!("{member} takes no commands");
+            }
+        }
     }
 
     fn reap(&self) {
@@ -302,16 +341,23 @@ impl Owner {
             start.listen.clone_from(&self.options.listen);
         }
         start.node.clone_from(&self.options.node);
+        if alive == 0 {
+            if let Some(facts) = self.aside.news() {
+                self.options.facts = facts;
+            }
+        }
         if start.cpus.is_empty() {
             let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
             let split = split.map_err(|error| match error.hint() {
                 Some(hint) => format!("{error}; {hint}"),
                 None => error.to_string(),
             })?;
+            self.aside.keep_to(&split.spare);
             let share = split.ranks.into_iter().nth(start.local_rank as usize);
-            start.cpus = share.map(|share| share.cpus).unwrap_or_default();
+            (start.cpus, start.spare_cpus) = share.map(|share| (share.cpus, share.spare)).unwrap_or_default();
         }
-        let process = process::start(&self.options, &start.member_id, to_me.clone())
+        let cpus = self.aside.birthplace(&start.cpus);
+        let process = process::start(&self.options, (&start.member_id, cpus), to_me.clone())
             .map_err(|error| format!("{}: {error}", self.options.program.display()))?;
         let rank = Rank {
             run_id: start.run_id.clone(),

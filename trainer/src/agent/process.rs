@@ -16,7 +16,7 @@ use tokio::process::Child;
 use tokio::sync::mpsc;
 
 use super::wire::read_message;
-use super::{AgentOptions, death, lines};
+use super::{AgentOptions, birth, death, lines};
 use crate::topology::memory_kills;
 
 /// How long what a rank wrote before it ended is waited for.
@@ -47,10 +47,10 @@ impl Process {
     }
 }
 
-/// Starts the program of a rank. What it says goes to `inbox` with its name. Must run on the agent's own thread.
+/// Starts the program of a rank on these CPUs. What it says goes to `inbox` with its name. Must run on the agent's own thread.
 pub(super) fn start(
     options: &AgentOptions,
-    member: &str,
+    (member, cpus): (&str, &[u32]),
     inbox: mpsc::Sender<(String, FromProcess)>,
 ) -> std::io::Result<Process> {
     let (mine, theirs) = StdUnixStream::pair()?;
@@ -58,6 +58,7 @@ pub(super) fn start(
     let mut command = Command::new(&options.program);
     command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).stderr(Stdio::piped());
     death::die_with_parent(&mut command);
+    birth::bind(&mut command, cpus);
     let kills_before = memory_kills(Path::new("/"));
     let mut command = tokio::process::Command::from(command);
     let mut child = command.kill_on_drop(true).spawn()?;

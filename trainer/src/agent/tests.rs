@@ -18,6 +18,7 @@ fn options(program: &str, args: &[&str]) -> AgentOptions {
         program: program.into(),
         args: args.iter().map(OsString::from).collect(),
         facts: HostFacts::detect(),
+        pod: None,
         leave_timeout: Duration::from_secs(10),
         frozen_after: Duration::from_secs(2),
     }

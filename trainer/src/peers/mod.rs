@@ -13,6 +13,8 @@ mod vote;
 use muster_allreduce::{Error, SumBuffer, World};
 use muster_proto::Rank;
 
+use crate::topology::Place;
+
 pub use deal::{Share, deal};
 pub use state::{Agreement, StateSource, agree, transfer};
 pub use sums::Sums;
@@ -75,6 +77,17 @@ impl Peers {
     /// What ended the generation.
     pub fn buffers(&mut self, lens: &[usize]) -> Result<Option<Vec<SumBuffer>>, Error> {
         self.world.as_mut().map(|world| world.buffers(lens)).transpose()
+    }
+
+    /// Tells everybody what this rank has of its machine; returns what each rank has.
+    ///
+    /// # Errors
+    /// What ended the generation.
+    pub fn tell_places(&self, mine: Place) -> Result<Vec<Place>, Error> {
+        let Some(world) = &self.world else { return Ok(vec![mine]) };
+        let counts = vec![Place::WORDS as u64; world.world_size()];
+        let words = world.all_gather(mine.words().to_vec(), &counts, "places")?;
+        Ok(words.chunks_exact(Place::WORDS).map(Place::from_words).collect())
     }
 
     /// What the operations under way wait for, for the report of a failure.

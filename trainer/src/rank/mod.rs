@@ -18,6 +18,7 @@ use muster_proto::v1::{Broken, Finished, Install, Paused, Ready, Running, Start,
 use muster_proto::{Generation, Rank, with_causes};
 
 use crate::peers::{Peers, Wish};
+use crate::topology::Binder;
 use crate::train::{Conclusion, Ending, Results, TrainError, Trainer};
 
 pub use control::{AgentGone, Control, ControlError, Order};
@@ -48,6 +49,8 @@ pub struct Seat<'a> {
     pub tls: &'a dyn Fn() -> Result<Option<LinkTls>, String>,
     /// Tells the agent of progress.
     pub reporter: &'a Reporter<'a>,
+    /// Where threads run.
+    pub binder: &'a Binder,
 }
 
 /// Why this rank waits for the next generation.
@@ -131,6 +134,8 @@ impl Seat<'_> {
         let begun = Instant::now();
         let (generation, rank) = (install.generation, install.rank);
         let peers = self.meet(install, listener)?;
+        // Threads of the communication have begun on the CPUs of this one.
+        self.binder.place_threads();
         let step = trainer.join(peers)?;
         self.control.training(generation);
         self.reporter.training(generation, rank);

@@ -7,6 +7,7 @@ use muster_proto::v1::Progress;
 use muster_proto::v1::rank_event::Event as Told;
 
 use super::control::Control;
+use crate::topology::Binder;
 use crate::train::{Event, StepRecord, StepTimes};
 
 /// Progress is told at most this often: tiny models make thousands of steps per second.
@@ -15,6 +16,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(20);
 /// Turns events of the loop into messages to the agent.
 pub struct Reporter<'a> {
     control: &'a Control,
+    binder: &'a Binder,
     generation: Cell<u64>,
     rank: Cell<u32>,
     total_steps: Cell<u64>,
@@ -23,10 +25,11 @@ pub struct Reporter<'a> {
 }
 
 impl<'a> Reporter<'a> {
-    /// Reports to this line.
-    pub fn new(control: &'a Control) -> Self {
+    /// Reports to this line, with what the binder sees.
+    pub fn new(control: &'a Control, binder: &'a Binder) -> Self {
         Self {
             control,
+            binder,
             generation: Cell::new(0),
             rank: Cell::new(0),
             total_steps: Cell::new(0),
@@ -94,6 +97,7 @@ impl<'a> Reporter<'a> {
             exposed_us: micros(times.exposed),
             data_us: micros(times.data),
             early_us: micros(times.early),
+            place: Some(self.binder.place().into()),
         }
     }
 }

@@ -4,13 +4,11 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::chart::{Chart, Line};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::durable::replace_file;
 use crate::metrics::{LabelReport, Report};
-use crate::train::{EvalRecord, Results, StepRecord};
+use crate::train::{EvalRecord, Line as LogLine, RankPlace, Results, StepRecord};
 
 /// Name of the page in the output directory.
 pub const PAGE: &str = "report.html";
@@ -87,11 +85,9 @@ impl Story {
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         for (index, line) in whole.enumerate() {
             let foreign = |source| PageError::Foreign { path: path.clone(), line: index + 1, source };
-            let value: Value = serde_json::from_str(line).map_err(foreign)?;
-            if value["kind"] == "eval" {
-                story.evaluations.push(serde_json::from_value(value).map_err(foreign)?);
-            } else {
-                story.steps.push(serde_json::from_value(value).map_err(foreign)?);
+            match serde_json::from_str(line).map_err(foreign)? {
+                LogLine::Train(record) => story.steps.push(record),
+                LogLine::Eval(record) => story.evaluations.push(record),
             }
         }
         let path = dir.join("results.json");
@@ -130,6 +126,9 @@ impl Story {
                     page.push_str(&numbers(title, report));
                 }
             }
+        }
+        if let Some(results) = self.results.as_ref().filter(|results| !results.ranks.is_empty()) {
+            page.push_str(&ranks(&results.ranks));
         }
         page.push_str("</body></html>\n");
         page
@@ -254,6 +253,20 @@ fn numbers(title: &str, report: &Report) -> String {
         text.push_str(&confusion(labels, &r.confusion));
     }
     text
+}
+
+/// What ranks had of their machines.
+fn ranks(ranks: &[RankPlace]) -> String {
+    let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
+    let row = |rank: &RankPlace| {
+        let place = rank.place;
+        let threads = format!("{}{}", place.threads, if place.is_pinned { " pinned" } else { "" });
+        let shares = [percent(rank.numa_local), percent(rank.throttled)];
+        let numbers = [rank.rank.to_string(), place.cores.to_string(), threads];
+        numbers.into_iter().chain(shares).chain([place.rebinds.to_string()]).collect()
+    };
+    let head = ["rank", "cores", "threads", "NUMA-local memory", "periods throttled", "bound anew"];
+    format!("<h2>Ranks</h2>\n{}", table(&head, ranks.iter().map(row)))
 }
 
 fn confusion(labels: &[LabelReport], counts: &[Vec<u64>]) -> String {

@@ -19,7 +19,7 @@ pub(super) fn parse(text: &str) -> Option<Vec<u32>> {
 }
 
 /// Writes ascending CPU numbers in the kernel's notation.
-pub(super) fn format(cpus: &[u32]) -> String {
+pub fn format(cpus: &[u32]) -> String {
     let mut parts = Vec::new();
     let mut rest = cpus;
     while let Some(&first) = rest.first() {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::numa::{self, NodesFrom, NumaNode};
-use super::{MemoryFacts, Quota, Throttling, cpulist, limits};
+use super::{MemoryFacts, Quota, Throttling, bind, cpulist, limits};
 
 /// A physical core, as far as this process may use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,14 +120,13 @@ impl HostFacts {
     }
 }
 
-/// The affinity of this process; `None` on machines with more CPUs than the system call's set holds.
-fn affinity() -> Option<Vec<u32>> {
-    let set = rustix::thread::sched_getaffinity(None).ok()?;
-    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
-    Some(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+/// The affinity of this process, which is that of its first thread; `None` on machines with more CPUs than the system
+/// call's set holds.
+pub(super) fn affinity() -> Option<Vec<u32>> {
+    bind::affinity(Some(rustix::process::getpid()))
 }
 
-fn allowed(root: &Path, affinity: Option<&[u32]>, warnings: &mut Vec<String>) -> Vec<u32> {
+pub(super) fn allowed(root: &Path, affinity: Option<&[u32]>, warnings: &mut Vec<String>) -> Vec<u32> {
     let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     let affinity = affinity.map(<[u32]>::to_vec).or_else(|| cpulist::parse(line?));

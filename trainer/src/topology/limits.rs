@@ -26,6 +26,17 @@ pub struct Throttling {
     pub throttled_us: u64,
 }
 
+impl Throttling {
+    /// What was counted after `before` was.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            periods: self.periods.saturating_sub(before.periods),
+            throttled: self.throttled.saturating_sub(before.throttled),
+            throttled_us: self.throttled_us.saturating_sub(before.throttled_us),
+        }
+    }
+}
+
 /// Memory of the machine and of the process's groups, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryFacts {
@@ -47,6 +58,12 @@ impl MemoryFacts {
         let n = u64::from(processes.max(1));
         self.available /= n;
         self.group_free = self.group_free.map(|free| free / n);
+    }
+
+    /// Leaves out memory that others of the group will take.
+    pub fn keep(&mut self, bytes: u64) {
+        self.available = self.available.saturating_sub(bytes);
+        self.group_free = self.group_free.map(|free| free.saturating_sub(bytes));
     }
 
     /// Bytes that this process can take now.
@@ -161,6 +178,19 @@ pub(super) fn memory(root: &Path) -> MemoryFacts {
         }
     }
     facts
+}
+
+/// What a file system in memory can still take, in bytes.
+///
+/// # Errors
+/// A path that can't be asked, or that lies in no such file system.
+pub fn volume_room(path: &Path) -> std::io::Result<u64> {
+    let stat = rustix::fs::statfs(path)?;
+    // TMPFS_MAGIC, of a type that differs between architectures.
+    if stat.f_type != 0x0102_1994 {
+        return Err(std::io::Error::other("is not a file system in memory"));
+    }
+    Ok(stat.f_bavail.saturating_mul(stat.f_bsize as u64))
 }
 
 /// How many processes of this process's group the kernel has ended for lack of memory; none if it doesn't count.

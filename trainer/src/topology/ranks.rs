@@ -14,6 +14,8 @@ pub struct RankCpus {
     pub cpus: Vec<u32>,
     /// Physical cores among them.
     pub cores: usize,
+    /// CPUs for its communication: those of the core that was left over, if that is on its NUMA node.
+    pub spare: Vec<u32>,
 }
 
 /// The CPUs of every rank of a node.
@@ -21,6 +23,8 @@ pub struct RankCpus {
 pub struct Split {
     /// One entry per local rank.
     pub ranks: Vec<RankCpus>,
+    /// CPUs of the core that is left to communication and control; none where ranks have few.
+    pub spare: Vec<u32>,
     /// Why it is so.
     pub reason: String,
 }
@@ -77,8 +81,9 @@ pub fn split_cpus(facts: &HostFacts, local_ranks: usize, world_ranks: usize) -> 
         return Err(SplitError::NoRanks);
     }
     if world_ranks <= 1 {
-        let rank = RankCpus { cpus: Vec::new(), cores: facts.cores.len() };
-        return Ok(Split { ranks: vec![rank], reason: "the only rank may use every allowed CPU".into() });
+        let rank = RankCpus { cpus: Vec::new(), cores: facts.cores.len(), spare: Vec::new() };
+        let reason = "the only rank may use every allowed CPU".into();
+        return Ok(Split { ranks: vec![rank], spare: Vec::new(), reason });
     }
     let domains = domains(facts);
     let mut shares = if local_ranks <= domains.len() {
@@ -86,7 +91,8 @@ pub fn split_cpus(facts: &HostFacts, local_ranks: usize, world_ranks: usize) -> 
     } else {
         parts_of_domains(&domains, local_ranks)?
     };
-    let mut reason = format!("{} ranks on {} NUMA nodes", local_ranks, domains.len());
+    let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let mut reason = format!("{} on {}", count(local_ranks, "rank"), count(domains.len(), "NUMA node"));
     if let Some(quota) = &facts.quota {
         let most = ((quota.cpus.floor() as usize) / local_ranks).max(1);
         if shares.iter().any(|share| share.len() > most) {
@@ -95,13 +101,29 @@ pub fn split_cpus(facts: &HostFacts, local_ranks: usize, world_ranks: usize) -> 
         }
     }
     // Rows are dealt in proportion to threads, so one rank may have a core less.
+    let (least, most) = (shares.iter().map(Vec::len).min(), shares.iter().map(Vec::len).max());
     let largest = shares.iter_mut().rev().max_by_key(|share| share.len());
-    if let Some(share) = largest.filter(|share| share.len() > CORES_TO_SPARE_ONE) {
-        share.pop();
+    let left = largest.filter(|share| share.len() > CORES_TO_SPARE_ONE).and_then(Vec::pop);
+    if let Some((least, most)) = least.zip(most).filter(|(least, most)| least < most) {
+        reason.push_str(&format!(", of {least} to {most} cores: rows are dealt in proportion"));
+    }
+    if left.is_some() {
         reason.push_str(", one core left to communication and control");
     }
-    let ranks = shares.into_iter().map(|cores| RankCpus { cores: cores.len(), cpus: physical_first(&cores) });
-    Ok(Split { ranks: ranks.collect(), reason })
+    let spare = left.map_or_else(Vec::new, |core| core.cpus.clone());
+    let spare_node = spare.first().and_then(|&cpu| node_of(facts, cpu));
+    let ranks = shares.into_iter().map(|cores| {
+        let cpus = physical_first(&cores);
+        // Sums read and write the rank's memory: a core of another node would do so across the socket.
+        let is_near = cpus.iter().any(|&cpu| node_of(facts, cpu) == spare_node);
+        let spare = if is_near { spare.clone() } else { Vec::new() };
+        RankCpus { cores: cores.len(), cpus, spare }
+    });
+    Ok(Split { ranks: ranks.collect(), spare, reason })
+}
+
+fn node_of(facts: &HostFacts, cpu: u32) -> Option<u32> {
+    facts.nodes.iter().find(|node| node.cpus.contains(&cpu)).map(|node| node.node)
 }
 
 /// The cores of each NUMA node, in order.
@@ -205,6 +227,22 @@ mod tests {
         assert_eq!(split.ranks[0].cpus.len(), 54);
         assert_eq!(split.ranks[1].cpus[0], 56);
         assert!(split.reason.ends_with("one core left to communication and control"), "{}", split.reason);
+        assert_eq!(split.spare, [54, 55]);
+        assert_eq!(split.ranks[0].spare, [54, 55]);
+        assert_eq!(split.ranks[1].spare, [0u32; 0], "sums stay on the node of their memory");
+    }
+
+    #[test]
+    fn a_cpuset_that_gives_nodes_unevenly_makes_ranks_of_different_weight() {
+        let mut facts = machine("pack:2 numa:1 core:8 pu:1");
+        // kubernetes/kubernetes#139430: 8 CPUs of one node and 4 of the other.
+        facts.cores.truncate(12);
+        facts.allowed.truncate(12);
+        facts.nodes[1].cpus.truncate(4);
+        let split = split_cpus(&facts, 2, 2).unwrap();
+        assert_eq!(counts(&split), [7, 4]);
+        assert!(split.reason.contains("of 4 to 8 cores: rows are dealt in proportion"), "{}", split.reason);
+        assert_eq!(split_cpus(&facts, 3, 3).unwrap_err(), SplitError::UnevenNodes { ranks: 3, nodes: 2 });
     }
 
     #[test]

@@ -267,6 +267,20 @@ fn this_machine_is_read_and_hwloc_agrees_with_sys() {
 }
 
 #[test]
+fn volumes_in_memory_are_left_out_of_what_can_be_used() {
+    let mut memory = MemoryFacts { available: 10_000, group_free: Some(8_000), ..MemoryFacts::default() };
+    memory.keep(3_000);
+    assert_eq!((memory.available, memory.usable()), (7_000, 5_000));
+    memory.keep(9_000);
+    assert_eq!(memory.usable(), 0);
+    let error = volume_room(Path::new("/proc")).unwrap_err();
+    assert_eq!(error.to_string(), "is not a file system in memory");
+    if std::fs::read_to_string("/proc/mounts").is_ok_and(|mounts| mounts.contains(" /dev/shm tmpfs ")) {
+        assert!(volume_room(Path::new("/dev/shm")).is_ok());
+    }
+}
+
+#[test]
 fn cpu_lists_are_read_and_written() {
     assert_eq!(cpulist::parse("0-2,8,10-11\n"), Some(vec![0, 1, 2, 8, 10, 11]));
     assert_eq!(cpulist::parse(""), Some(vec![]));

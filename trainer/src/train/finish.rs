@@ -12,6 +12,7 @@ use super::settings::Ending;
 use crate::metrics::Report;
 use crate::peers::Vote;
 use crate::report::write_page;
+use crate::topology::Place;
 
 /// The numbers of a run, as `results.json` has them. Fields whose name ends in `_s` depend on the machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,6 +47,23 @@ pub struct Results {
     pub model_dir: String,
     /// Seconds of training, evaluations included.
     pub elapsed_s: f64,
+    /// What each rank had of its machine at the end, in rank order. Depends on the machine.
+    #[serde(default)]
+    pub ranks: Vec<RankPlace>,
+}
+
+/// What a rank had of its machine.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RankPlace {
+    /// Its number in the last generation.
+    pub rank: u32,
+    /// Share of its own memory on the NUMA nodes of its CPUs; none if the system doesn't say.
+    pub numa_local: Option<f64>,
+    /// Share of the periods in which a CPU quota stopped it; none without a quota.
+    pub throttled: Option<f64>,
+    /// The numbers.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 /// How the end of a run went.
@@ -93,6 +111,7 @@ impl<E: Element> Trainer<'_, E> {
             self.tell(&Event::TestDone(report.clone()));
             test = Some(report);
         }
+        let ranks = self.places()?;
         // From here on nobody needs the others.
         let writes = self.leave().is_writer();
         if !writes {
@@ -115,6 +134,7 @@ impl<E: Element> Trainer<'_, E> {
             test,
             model_dir: path.display().to_string(),
             elapsed_s: self.state.train_ms as f64 / 1e3,
+            ranks,
         };
         self.store.write_results(&results)?;
         // The run is done and its numbers are safe.
@@ -123,6 +143,21 @@ impl<E: Element> Trainer<'_, E> {
         }
         self.tell(&Event::Exported { step: model_step, path });
         Ok(Conclusion::Done(Some(Box::new(results))))
+    }
+
+    /// What every rank has of its machine; nothing where nobody watches.
+    fn places(&self) -> Result<Vec<RankPlace>, TrainError> {
+        if self.binder.is_none() {
+            return Ok(Vec::new());
+        }
+        let places = self.peers.tell_places(self.place())?;
+        let of_rank = |(rank, place): (u32, Place)| RankPlace {
+            rank,
+            numa_local: place.local_share(),
+            throttled: place.throttled_share(),
+            place,
+        };
+        Ok((0..).zip(places).map(of_rank).collect())
     }
 
     /// The evaluation of the chosen model: the one that all ranks remember, or the same one again. `None` if interrupted.

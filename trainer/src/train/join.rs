@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use muster_kernels::Element;
 use muster_proto::run_spec::ReportTo;
+use serde::{Deserialize, Serialize};
 
 use super::error::TrainError;
-use super::log::{LogEnd, MetricsLog};
+use super::log::{LogEnd, MetricsLog, NewestLines};
 use super::progress::LoopState;
 use super::runner::Trainer;
 use crate::checkpoint::{CheckpointError, State};
@@ -18,6 +19,13 @@ use crate::report::EventFiles;
 /// How often a rank asks for an output directory that another process still holds, and the pause between.
 const HOLD_TRIES: u32 = 40;
 const HOLD_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a rank gets besides weights and moments.
+#[derive(Serialize, Deserialize)]
+struct Handed {
+    state: State,
+    newest_lines: NewestLines,
+}
 
 impl<E: Element> Trainer<'_, E> {
     /// Takes up the peers of a generation: weights become equal, those of the newest step, and the first rank takes
@@ -60,12 +68,14 @@ impl<E: Element> Trainer<'_, E> {
         if receives {
             self.has_state = false;
         }
-        let text = serde_json::to_string(&self.store.state(&self.state, &self.settings.best));
+        let state = self.store.state(&self.state, &self.settings.best);
+        let text = serde_json::to_string(&Handed { state, newest_lines: self.newest_lines.clone() });
         let text = text.expect("a state has string keys and no foreign types");
         let Some(text) = transfer(&self.peers, &agreement, &mut self.engine, &text)? else { return Ok(()) };
-        let state: State = serde_json::from_str(&text)
+        let Handed { state, newest_lines } = serde_json::from_str(&text)
             .map_err(|e| TrainError::ForeignState { problem: format!("its state can't be read: {e}") })?;
         self.store.check(&state)?;
+        self.newest_lines = newest_lines;
         self.state = LoopState::restore(&state, &self.settings.best);
         self.best_report = None;
         if self.digest() != agreement.digest {
@@ -112,12 +122,14 @@ impl<E: Element> Trainer<'_, E> {
         self.hold_output()?;
         let end = LogEnd { step: self.state.step, evaluated: self.state.is_evaluated() };
         let log = MetricsLog::open(&self.store.metrics_path(), end)?;
-        self.log = Some(match self.settings.report_to {
+        let mut log = match self.settings.report_to {
             ReportTo::None => log,
             ReportTo::Tensorboard => {
                 log.with_events(EventFiles::new(self.store.dir().join("tensorboard"), self.state.step))
             }
-        });
+        };
+        log.complete(&self.newest_lines)?;
+        self.log = Some(log);
         Ok(())
     }
 }

@@ -61,16 +61,24 @@ pub struct EvalRecord {
 }
 
 /// A line of the log.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line<'a> {
+pub enum Line {
     /// A step of training.
-    Train(&'a StepRecord),
+    Train(StepRecord),
     /// An evaluation.
-    Eval(&'a EvalRecord),
+    Eval(EvalRecord),
 }
 
-impl Line<'_> {
+impl Line {
+    /// Its kind and its step.
+    fn head(&self) -> (&'static str, u64) {
+        match self {
+            Self::Train(record) => ("train", record.step),
+            Self::Eval(record) => ("eval", record.step),
+        }
+    }
+
     /// The step and the numbers of a line, under the names that the Hugging Face Trainer gives them in TensorBoard.
     fn scalars(&self) -> (u64, Vec<(String, f64)>) {
         let named = |group: &str, name: &str, value: Option<f64>| Some((format!("{group}/{name}"), value?));
@@ -94,10 +102,26 @@ impl Line<'_> {
     }
 }
 
+/// The lines of the newest step. Every rank has them: the one that writes may die after a step that all have done and
+/// before its line is written, and another one writes it then.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct NewestLines(Vec<Line>);
+
+impl NewestLines {
+    /// Takes a line; those of earlier steps are written for sure, as whoever writes has begun another step since.
+    pub fn push(&mut self, line: Line) {
+        let step = line.head().1;
+        self.0.retain(|earlier| earlier.head().1 == step);
+        self.0.push(line);
+    }
+}
+
 /// The open log.
 pub struct MetricsLog {
     path: PathBuf,
     file: BufWriter<File>,
+    /// The last lines that were kept, at most one of each kind.
+    kept: Vec<LineHead>,
     /// Where the same numbers go for TensorBoard.
     events: Option<EventFiles>,
 }
@@ -121,7 +145,7 @@ pub struct LogEnd {
     pub evaluated: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct LineHead {
     kind: String,
     step: u64,
@@ -139,16 +163,31 @@ impl MetricsLog {
             options.read(true).write(true).create(true).truncate(false).open(path).map_err(fail("open"))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(fail("read"))?;
-        let kept = kept_bytes(&text, end);
-        file.set_len(kept).map_err(fail("cut"))?;
-        file.seek(SeekFrom::Start(kept)).map_err(fail("cut"))?;
-        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), events: None })
+        let bytes = kept_bytes(&text, end);
+        file.set_len(bytes).map_err(fail("cut"))?;
+        file.seek(SeekFrom::Start(bytes)).map_err(fail("cut"))?;
+        let lines = text[..bytes as usize].split_inclusive(|&b| b == b'\n').rev().take(2);
+        let kept = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file), kept, events: None })
     }
 
     /// Has the numbers of later lines written to event files too.
     #[must_use]
     pub fn with_events(self, events: EventFiles) -> Self {
         Self { events: Some(events), ..self }
+    }
+
+    /// Appends the lines of the newest step that an earlier writer has not written.
+    ///
+    /// # Errors
+    /// If the disk refuses them.
+    pub fn complete(&mut self, newest: &NewestLines) -> Result<(), LogError> {
+        let is_kept = |line: &&Line| {
+            let (kind, step) = line.head();
+            self.kept.iter().any(|kept| kept.step == step && kept.kind == kind)
+        };
+        let missing: Vec<&Line> = newest.0.iter().filter(|line| !is_kept(line)).collect();
+        missing.into_iter().try_for_each(|line| self.write(line))
     }
 
     /// Appends a line and hands it to the system, so that another process sees whole lines.
@@ -230,17 +269,37 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut log = MetricsLog::open(&path, end(0)).unwrap();
-        (1..=5).for_each(|step| log.write(&Line::Train(&record(step))).unwrap());
+        (1..=5).for_each(|step| log.write(&Line::Train(record(step))).unwrap());
         drop(log);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"kind\":\"train\",\"st").unwrap();
         drop(MetricsLog::open(&path, end(5)).unwrap());
         assert_eq!(steps(&path), [1, 2, 3, 4, 5]);
         let mut log = MetricsLog::open(&path, end(3)).unwrap();
-        log.write(&Line::Train(&record(4))).unwrap();
+        log.write(&Line::Train(record(4))).unwrap();
         log.sync().unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
         drop(MetricsLog::open(&path, end(0)).unwrap());
         assert_eq!(steps(&path), [] as [u64; 0], "a fresh run starts a fresh log");
+    }
+
+    /// Found by tests/chaos.rs: the writer was stopped between a step and its line.
+    #[test]
+    fn the_next_writer_writes_what_the_one_before_had_no_time_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let mut newest = NewestLines::default();
+        let mut log = MetricsLog::open(&path, end(0)).unwrap();
+        for step in 1..=2 {
+            newest.push(Line::Train(record(step)));
+            log.write(&newest.0[0]).unwrap();
+        }
+        newest.push(Line::Train(record(3)));
+        assert_eq!(newest.0.len(), 1, "earlier steps are written");
+        for _ in 0..2 {
+            let mut log = MetricsLog::open(&path, end(3)).unwrap();
+            log.complete(&newest).unwrap();
+            assert_eq!(steps(&path), [1, 2, 3], "once");
+        }
     }
 
     #[test]
@@ -252,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_line_names_its_kind_and_has_null_for_what_is_not_finite() {
-        let line = serde_json::to_value(Line::Train(&record(7))).unwrap();
+        let line = serde_json::to_value(Line::Train(record(7))).unwrap();
         assert_eq!((&line["kind"], &line["step"]), (&"train".into(), &7.into()));
         assert!(line["grad_norm"].is_null());
     }

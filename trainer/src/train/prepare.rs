@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use muster_kernels::pool::Pool;
-use muster_kernels::{Element, isa, memory};
+use muster_kernels::{Element, memory};
 use muster_proto::limits::LOADER_QUEUE_STEPS;
 use muster_proto::run_spec::{EvalEvery, Init, Recompute, RunSpec, TaskType};
 use serde_json::{Value, json};
@@ -13,6 +12,7 @@ use super::error::TrainError;
 use super::inspect::Inspected;
 use super::pace::Pace;
 use super::progress::{BestRule, LoopState};
+use super::rebind::start_pool;
 use super::runner::Trainer;
 use super::settings::{Hooks, RunRows, Settings};
 use super::store::{Identity, RunStore, STORED};
@@ -132,7 +132,7 @@ impl Prepared {
     /// # Errors
     /// Unusable weights or checkpoints, or threads that the system refuses.
     pub fn load<E: Element>(&self) -> Result<Loaded<E>, TrainError> {
-        let pool = self.pool()?;
+        let pool = start_pool(self.threads, self.pinned.as_deref())?;
         let seed = self.settings.seed;
         let layout = self.model.layout().clone();
         let engine = |weights, pool| {
@@ -168,16 +168,6 @@ impl Prepared {
         };
         let state = Some(LoopState::default());
         Ok(Loaded { engine: engine(weights, pool), state, report, skipped: Vec::new() })
-    }
-
-    /// Starts the compute threads. One that can't be bound computes all the same, only not as steadily.
-    fn pool(&self) -> Result<Pool, TrainError> {
-        let Some(cpus) = &self.pinned else { return Ok(Pool::new(self.threads)?) };
-        let pool = Pool::pinned(cpus, isa::selected())?;
-        for refusal in pool.refusals() {
-            tracing::warn!("{refusal}; the scheduler places it");
-        }
-        Ok(pool)
     }
 
     /// Joins both into a run that is ready to meet its peers.

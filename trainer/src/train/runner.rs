@@ -12,7 +12,7 @@ use muster_kernels::Element;
 use super::error::TrainError;
 use super::evaluate::{EvalHooks, EvalPlan, Evaluators, Rows, evaluate};
 use super::event::Event;
-use super::log::{EvalRecord, Line, MetricsLog};
+use super::log::{EvalRecord, Line, LogError, MetricsLog, NewestLines};
 use super::progress::{LoopState, evaluation};
 use super::settings::{Ending, Hooks, RunRows, Settings};
 use super::store::RunStore;
@@ -20,6 +20,7 @@ use crate::data::{LoadPlan, Loader, Sampler};
 use crate::engine::Engine;
 use crate::metrics::Report;
 use crate::peers::{Peers, Wish};
+use crate::topology::Binder;
 
 /// A run between its first and its last step, on one rank.
 pub struct Trainer<'a, E: Element> {
@@ -30,12 +31,16 @@ pub struct Trainer<'a, E: Element> {
     pub(super) state: LoopState,
     pub(super) hooks: Hooks<'a>,
     pub(super) peers: Peers,
+    /// What tells where this process may compute; none where nobody watches.
+    pub(super) binder: Option<&'a Binder>,
     /// Whether weights, moments and `state` mean something: not before a rank that joins has received them.
     pub(super) has_state: bool,
     /// The evaluation of the best model, if this process made it.
     pub(super) best_report: Option<(u64, Report)>,
     /// The open log, on the rank that writes.
     pub(super) log: Option<MetricsLog>,
+    /// What the log ends with, on every rank.
+    pub(super) newest_lines: NewestLines,
     /// Clock and `state.train_ms` at the start of this process.
     pub(super) started: (Duration, u64),
     /// The step whose checkpoint this process read or wrote last.
@@ -56,7 +61,8 @@ impl<'a, E: Element> Trainer<'a, E> {
         let state = state.unwrap_or_default();
         let started = ((hooks.clock)(), state.train_ms);
         let saved_step = (state.step > 0).then_some(state.step);
-        let (best_report, log, peers) = (None, None, Peers::alone());
+        let (best_report, log, peers, binder) = (None, None, Peers::alone(), None);
+        let newest_lines = NewestLines::default();
         Self {
             engine,
             settings,
@@ -65,9 +71,11 @@ impl<'a, E: Element> Trainer<'a, E> {
             state,
             hooks,
             peers,
+            binder,
             has_state,
             best_report,
             log,
+            newest_lines,
             started,
             saved_step,
         }
@@ -104,6 +112,7 @@ impl<'a, E: Element> Trainer<'a, E> {
             if let Some(ending) = self.after_step(wish)? {
                 return Ok(ending);
             }
+            self.rebind();
         }
         Ok(if self.state.step < total_steps { Ending::StoppedEarly } else { Ending::Finished })
     }
@@ -165,9 +174,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let epoch = self.settings.pace.epoch(step);
         let duration_s = (self.hooks.clock)().saturating_sub(begun).as_secs_f64();
         let record = EvalRecord { step, epoch, best, report, duration_s };
-        if let Some(log) = &mut self.log {
-            log.write(&Line::Eval(&record))?;
-        }
+        self.log_line(Line::Eval(record.clone()))?;
         self.tell(&Event::EvalDone(record));
         if best {
             self.save_unless_saved()?;
@@ -220,6 +227,15 @@ impl<'a, E: Element> Trainer<'a, E> {
     /// What operations with the peers wait for, for the report of a failure.
     pub fn flight_record(&self) -> Vec<String> {
         self.peers.flight_record()
+    }
+
+    /// Notes a line, and writes it on the rank that writes.
+    pub(super) fn log_line(&mut self, line: Line) -> Result<(), LogError> {
+        if let Some(log) = &mut self.log {
+            log.write(&line)?;
+        }
+        self.newest_lines.push(line);
+        Ok(())
     }
 
     fn is_exhausted(&self) -> bool {

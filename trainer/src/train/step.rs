@@ -151,8 +151,8 @@ impl<E: Element> Trainer<'_, E> {
             compute_s: times.compute.as_secs_f64(),
             exposed_s: times.exposed.as_secs_f64(),
         };
-        if let Some(log) = self.log.as_mut().filter(|_| self.settings.pace.logs(self.state.step)) {
-            log.write(&Line::Train(&record))?;
+        if self.settings.pace.logs(self.state.step) {
+            self.log_line(Line::Train(record.clone()))?;
         }
         self.tell(&Event::StepDone(record, times));
         Ok(())
