@@ -37,7 +37,8 @@ fn a_run_trains_over_tls_and_is_known_by_its_submitter() {
     let dir = tempfile::tempdir().unwrap();
     let certs = Certs::make(&dir.path().join("certs"));
     let token = certs.run(&["token", "anna", "--days", "2"]);
-    std::fs::write(dir.path().join("token"), &token).unwrap();
+    let token_file = dir.path().join("token").display().to_string();
+    std::fs::write(&token_file, &token).unwrap();
     let tokens = certs.dir.join("tokens").display().to_string();
     let (cluster, _coordinator) =
         Cluster::start_secure(dir.path(), Path::new(""), certs, &["--tokens", &tokens]);
@@ -53,8 +54,8 @@ fn a_run_trains_over_tls_and_is_known_by_its_submitter() {
     assert_says(&text, &["the token is not known here"]);
     assert!(!text.contains("muster_0000"), "secrets are not repeated: {text}");
 
-    let mut submit = cluster.command(&["submit", "--wait", &file, "--token-file"]);
-    let done = submit.arg(dir.path().join("token")).output().unwrap();
+    let submit = ["submit", "--wait", &file, "--token-file", &token_file];
+    let done = cluster.command(&submit).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     // Looking takes no token.
     let run = &cluster.ask(&["runs", "--all"])[0];

@@ -96,7 +96,7 @@ fn explain_certificate(error: &CertificateError) -> Trouble {
         E::NotValidForNameContext { expected, presented } => {
             let expected = expected.to_str();
             let hosts = presented.iter().filter_map(|name| plain(name));
-            let hosts = hosts.collect::<Vec<_>>().join(", ");
+            let hosts = hosts.collect::<Vec<String>>().join(", ");
             Trouble::new(format!("its certificate is for {hosts}, and not for {expected}"), SAN)
         }
         E::Other(other) => Trouble::new(
@@ -109,8 +109,10 @@ fn explain_certificate(error: &CertificateError) -> Trouble {
 
 const SAN: &str = "use a name that it has, or issue it with --san NAME";
 
-/// A host as webpki writes it, `DnsName("localhost")` or `IpAddress(::1)`; no other names.
-fn plain(name: &str) -> Option<&str> {
+/// A host as webpki writes it, `DnsName("localhost")` or `IpAddress(0::1)`; no other names.
+fn plain(name: &str) -> Option<String> {
     let host = name.strip_prefix("DnsName(").or(name.strip_prefix("IpAddress("))?;
-    Some(host.strip_suffix(')')?.trim_matches('"'))
+    let host = host.strip_suffix(')')?.trim_matches('"');
+    let address = host.parse::<std::net::IpAddr>();
+    Some(address.map_or_else(|_| host.to_owned(), |address| address.to_string()))
 }

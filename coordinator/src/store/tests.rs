@@ -115,22 +115,3 @@ fn a_full_disk_is_told_as_such_and_leaves_what_was_there() {
     assert!(error.to_string().contains("is full: the run can't be stored"), "{error}");
     assert_eq!(store.runs().unwrap().len(), 1);
 }
-
-#[test]
-fn tables_of_the_first_version_are_brought_up_to_date() {
-    let dir = tempfile::tempdir().unwrap();
-    {
-        let db = Connection::open(dir.path().join("muster.sqlite")).unwrap();
-        db.execute_batch(TABLES).unwrap();
-        db.execute("INSERT INTO meta VALUES ('coordinator', 'c')", []).unwrap();
-        let insert = "INSERT INTO runs VALUES (1, 'a', NULL, 'old', '', '/r', '[]', 0, 0, 1, '', 5, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, NULL)";
-        db.execute(insert, []).unwrap();
-        db.pragma_update(None, "user_version", 1).unwrap();
-    }
-    let store = Store::open(dir.path()).unwrap();
-    let runs = store.runs().unwrap();
-    assert_eq!((runs[0].name.as_str(), runs[0].submitter.as_str()), ("old", ""));
-    store.add_run(&row("b")).unwrap();
-    drop(store);
-    assert_eq!(Store::open(dir.path()).unwrap().runs().unwrap()[1].submitter, "anna");
-}
