@@ -22,7 +22,7 @@ pub use element::{DataType, Element, Operation};
 pub use engine::{Holding, OpReport, Policy, Report, Resolution, resolve};
 pub use error::{Error, Loss, Phase, Result};
 pub use membership::{CostModel, LinkCost, Member, Membership, MembershipError};
-pub use tcp::{Key, Listener, Security};
+pub use tcp::{Key, LinkTls, Listener, Security};
 pub use timeouts::Timeouts;
 pub use world::{Pending, RowCounts, SumBuffer, TableRows, World, WorldAbort};
 

@@ -83,7 +83,7 @@ pub enum Command {
     Tune(muster_bench::tune::Options),
     /// Take part in a run as one of its ranks; agents start it
     #[command(hide = true)]
-    Rank,
+    Rank(RankArgs),
     /// Give runs to the nodes of a cluster and keep their ranks together
     Coordinator(cluster::CoordinatorArgs),
     /// Run the ranks of this node for a coordinator
@@ -100,6 +100,22 @@ pub enum Command {
     Cancel(cluster::OneRunArgs),
     /// List the nodes of a coordinator
     Nodes(cluster::NodesArgs),
+    /// Make certificates and tokens for a cluster
+    Certs(crate::certs::CertsArgs),
+}
+
+/// Arguments of `muster rank`: the certificates of its agent. No variables: those of a person are for another role.
+#[derive(Debug, Clone, Args)]
+pub struct RankArgs {
+    /// Certificate of the cluster's CA
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// Certificate of the agent
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of that certificate
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
 }
 
 /// A run file and changes to it.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{bench, cluster, doctor, eval, plan, predict, rank, run_page, train};
+use crate::{bench, certs, cluster, doctor, eval, plan, predict, rank, run_page, train};
 
 /// Runs the command of the arguments.
 ///
@@ -25,7 +25,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Doctor => doctor::run(global),
         Command::Bench(command) => bench::run(command, global),
         Command::Tune(options) => bench::tune(options, global),
-        Command::Rank => rank::run(global),
+        Command::Certs(args) => certs::run(args, global),
+        Command::Rank(args) => rank::run(args, global),
         Command::Coordinator(args) => cluster::coordinator(args),
         Command::Trainer(args) => cluster::trainer(args),
         Command::Submit(args) => cluster::submit(args, global),

@@ -10,6 +10,7 @@ use clap::Parser;
 
 mod args;
 mod bench;
+mod certs;
 mod cluster;
 mod commands;
 mod doctor;

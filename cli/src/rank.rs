@@ -8,16 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use muster_allreduce::Timeouts;
+use muster_allreduce::{LinkTls, Timeouts};
 use muster_kernels::{DType, Element, bf16};
-use muster_proto::RunSpec;
 use muster_proto::v1::rank_event::Event as Told;
 use muster_proto::v1::{Failed, FailureKind, Origin, Start};
+use muster_proto::{RunSpec, with_causes};
+use muster_tls::{RankTls, TlsFiles};
 use muster_trainer::rank::{Control, Outcome, Reporter, Seat};
 use muster_trainer::topology::{MemoryPolicy, bind_memory, bind_process};
 use muster_trainer::train::{Event, Hooks, Prepared, Start as From, Writer, prepare};
 
-use crate::args::Global;
+use crate::args::{Global, RankArgs};
 use crate::exit::Exit;
 use crate::report::Story;
 use crate::survey::survey;
@@ -30,7 +31,7 @@ const LEASE: Duration = Duration::from_secs(3);
 ///
 /// # Errors
 /// Whatever keeps this rank from going on; the agent is told too.
-pub fn run(global: &Global) -> anyhow::Result<Exit> {
+pub fn run(args: &RankArgs, global: &Global) -> anyhow::Result<Exit> {
     // Ctrl-C reaches every process of the terminal; the agent decides what it means.
     stop::ignore_signals()?;
     let line = std::io::stdin().as_fd().try_clone_to_owned().context("can't use standard input")?;
@@ -44,7 +45,7 @@ pub fn run(global: &Global) -> anyhow::Result<Exit> {
     };
     let (control, start) = Control::open(UnixStream::from(line), lost)
         .context("muster rank is started by an agent: use muster train or muster trainer")?;
-    let outcome = train(&control, &start, global);
+    let outcome = train(&control, &start, args, global);
     gone.store(true, Ordering::SeqCst);
     match outcome {
         Ok(Outcome::Finished) => Ok(Exit::Success),
@@ -74,7 +75,8 @@ fn failed(story: &Story) -> Failed {
     }
 }
 
-fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Outcome> {
+fn train(control: &Control, start: &Start, args: &RankArgs, global: &Global) -> anyhow::Result<Outcome> {
+    let files = TlsFiles::from_options(args.tls_ca.clone(), args.tls_cert.clone(), args.tls_key.clone())?;
     // Before anything is allocated: memory comes from where it is touched first.
     let refusal = bind_process(&start.cpus);
     let spec = RunSpec::parse_with(&start.run_file, Path::new(&start.run_file_path), &start.overrides)?;
@@ -104,13 +106,18 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
     let prepared = prepare(&spec, run, &plan, (from, Writer::FirstRank))?;
     let binder = place::binder(&spec, &host, &plan, Some(start))?;
     tracing::info!("{} with {threads} threads in {}", start.member_id, plan.precision());
+    if files.is_some() {
+        tracing::info!("links to other nodes are encrypted");
+    }
     let reporter = Reporter::new(control, &binder);
+    let tls = || files.as_ref().map(link_tls).transpose();
     let seat = Seat {
         control,
         start,
         name: &spec.name,
         threads: threads as u32,
         timeouts: timeouts(&spec),
+        tls: &tls,
         reporter: &reporter,
         binder: &binder,
     };
@@ -118,6 +125,12 @@ fn train(control: &Control, start: &Start, global: &Global) -> anyhow::Result<Ou
         DType::F32 => serve::<f32>(&seat, prepared),
         DType::Bf16 => serve::<bf16>(&seat, prepared),
     }
+}
+
+/// The agent's certificates as they are now.
+fn link_tls(files: &TlsFiles) -> Result<LinkTls, String> {
+    let tls = RankTls::load(files).map_err(|error| with_causes(&error))?;
+    Ok(LinkTls { client: tls.client, server: tls.server })
 }
 
 /// Equal on all ranks, as they have one run file.

@@ -8,6 +8,7 @@ use muster_coordinator::net::ServeError;
 use muster_coordinator::store::StoreError;
 use muster_kernels::isa::ParseCapError;
 use muster_proto::SpecError;
+use muster_tls::TlsError;
 use muster_trainer::checkpoint::CheckpointError;
 use muster_trainer::hub::HubError;
 use muster_trainer::plan::PlanError;
@@ -42,6 +43,7 @@ fn classify(error: &(dyn Error + 'static)) -> Option<(Exit, Option<String>)> {
     }
     known! {
         StoreError => Exit::Failure,
+        TlsError => Exit::Usage,
         ServeError => Exit::Failure,
         InputError => Exit::Data,
         PageError => Exit::Data,

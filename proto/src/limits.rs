@@ -194,3 +194,20 @@ pub const BACKFILL_WINDOW: Duration = Duration::from_secs(600);
 pub const REQUEUE_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 /// Times that a run may go back to the queue without a step in between.
 pub const MAX_REQUEUES: u32 = 50;
+
+/// Largest file of certificates, keys or tokens, in bytes.
+pub const MAX_CERTIFICATE_BYTES: u64 = 4 << 20;
+/// Most tokens of submitters.
+pub const MAX_TOKENS: usize = 10_000;
+/// Longest token that is looked at, in bytes.
+pub const MAX_TOKEN_BYTES: usize = 256;
+/// How long a stranger may take to prove who it is, and to begin to speak.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most connections of one server that have not proven anything yet.
+pub const MAX_HANDSHAKES: usize = 256;
+/// Most connections of one server.
+pub const MAX_CONNECTIONS: usize = 1_024;
+/// A request that has not arrived and been answered by then is given up; streams may last longer.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Requests that one connection to an agent may have open at once: one coordinator asks for little.
+pub const MAX_AGENT_REQUESTS: u32 = 16;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::certs::Certs;
 use crate::muster;
 use crate::netns::inside;
 
@@ -20,7 +21,8 @@ pub struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(mut command: Command, log: PathBuf) -> Self {
+    /// Starts a command that logs to a file.
+    pub fn start(mut command: Command, log: PathBuf) -> Self {
         let file = File::create(&log).expect("a log file");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
         Self { child: command.spawn().expect("a process"), log }
@@ -115,6 +117,7 @@ pub struct Cluster {
     /// The network namespace of the coordinator and of those who ask it.
     space: Option<String>,
     count: std::cell::Cell<u32>,
+    certs: Option<Certs>,
     /// More arguments of the coordinator, and variables of its environment.
     more: (Vec<String>, Vec<(String, String)>),
 }
@@ -123,6 +126,24 @@ impl Cluster {
     /// Starts a coordinator with its files below `dir`; `rank` is the program of ranks.
     pub fn start(dir: &Path, rank: &Path) -> (Self, Process) {
         Self::new(dir, rank).begin()
+    }
+
+    /// As [`Cluster::start`], with certificates; `options` are more options of the coordinator.
+    pub fn start_secure(dir: &Path, rank: &Path, certs: Certs, options: &[&str]) -> (Self, Process) {
+        let more = (options.iter().map(|&option| option.to_owned()).collect(), Vec::new());
+        Self { certs: Some(certs), more, ..Self::new(dir, rank) }.begin()
+    }
+
+    /// Its certificates.
+    ///
+    /// # Panics
+    /// If it was started without.
+    pub fn certs(&self) -> &Certs {
+        self.certs.as_ref().expect("a cluster with certificates")
+    }
+
+    fn tls(&self, part: &str) -> Vec<String> {
+        self.certs.as_ref().map(|certs| certs.options(part)).unwrap_or_default()
     }
 
     /// As [`Cluster::start`], with more arguments and variables for the coordinator.
@@ -134,7 +155,8 @@ impl Cluster {
         Self { more, ..Self::new(dir, rank) }.begin()
     }
 
-    /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there.
+    /// As [`Cluster::start`], with the coordinator in a network namespace and at this address there. Plaintext may leave
+    /// the machine.
     pub fn start_at(dir: &Path, rank: &Path, (space, ip): (Option<String>, &str)) -> (Self, Process) {
         Self { address: format!("{ip}:0"), space, ..Self::new(dir, rank) }.begin()
     }
@@ -147,6 +169,7 @@ impl Cluster {
             address,
             space: None,
             count: 0.into(),
+            certs: None,
             more: Default::default(),
         }
     }
@@ -183,7 +206,8 @@ impl Cluster {
     pub fn coordinator_with(&self, state: &Path) -> Process {
         let mut command =
             muster(&["coordinator", "--wait-for-ranks", "5", "--listen", &self.address, "--state"]);
-        command.arg(state).args(&self.more.0).envs(self.more.1.iter().cloned());
+        command.arg(state).args(self.tls("coordinator-main"));
+        command.args(self.plaintext()).args(&self.more.0).envs(self.more.1.iter().cloned());
         let command = self.beside_coordinator(command);
         Process::start(command, self.log("coordinator"))
     }
@@ -205,7 +229,7 @@ impl Cluster {
 
     fn start_agent(&self, name: &str, step_ms: u32, args: &[&str]) -> Process {
         let mut command = Self::agent_command(name, "127.0.0.1");
-        command.arg(&self.address).args(args);
+        command.arg(&self.address).args(self.tls("trainer-node")).args(args);
         if !self.rank.as_os_str().is_empty() {
             command.arg("--rank-program").arg(&self.rank).env("FAKE_RANK_STEP_MS", step_ms.to_string());
         }
@@ -223,12 +247,18 @@ impl Cluster {
     /// Starts an agent in a network namespace, with ranks that train.
     pub fn agent_in(&self, space: &str, name: &str, ip: &str) -> Process {
         let mut command = Self::agent_command(name, ip);
-        command.arg(&self.address);
+        command.arg(&self.address).args(self.plaintext());
         Process::start(inside(space, &command), self.log(name))
     }
 
     fn agent_command(name: &str, ip: &str) -> Command {
         muster(&["trainer", "--listen", &format!("{ip}:0"), "--name", name, "--coordinator"])
+    }
+
+    /// Beyond loopback plaintext has to be asked for.
+    fn plaintext(&self) -> Option<&str> {
+        let is_here = self.address.starts_with("127.") || self.certs.is_some();
+        (!is_here).then_some("--insecure")
     }
 
     fn beside_coordinator(&self, command: Command) -> Command {
@@ -251,15 +281,21 @@ impl Cluster {
 
     /// A command of a person.
     pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.command_as(args, &self.tls("client-me"));
+        command.arg("--json");
+        command
+    }
+
+    /// A command of a person, with these options for security.
+    pub fn command_as(&self, args: &[&str], security: &[String]) -> Command {
         let mut command = muster(args);
-        command.args(["--json", "--coordinator", &self.address]);
+        command.args(["--coordinator", &self.address]).args(security).args(self.plaintext());
         self.beside_coordinator(command)
     }
 
     /// What a command that succeeds prints for people.
     pub fn text(&self, args: &[&str]) -> String {
-        let mut command = muster(args);
-        let output = command.args(["--coordinator", &self.address]).output().expect("muster runs");
+        let output = self.command_as(args, &self.tls("client-me")).output().expect("muster runs");
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     }

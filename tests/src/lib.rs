@@ -1,6 +1,7 @@
 //! Helpers of the real-process tests.
 #![forbid(unsafe_code)]
 
+pub mod certs;
 pub mod checkpoints;
 pub mod cluster;
 pub mod fake_kube;
@@ -59,17 +60,11 @@ fn build(profile: &Path) {
 pub fn muster(args: &[&str]) -> Command {
     let mut command = Command::new(muster_bin());
     command.args(args);
-    for name in [
-        "KUBECONFIG",
-        "MUSTER_POD_NAMESPACE",
-        "MUSTER_TENANT",
-        "MUSTER_LOG",
-        "RUST_LOG",
-        "MUSTER_MAX_ISA",
-        "MUSTER_COORDINATOR",
-        "NO_COLOR",
-        "COLUMNS",
-    ] {
+    let own = |name: &str| name.starts_with("MUSTER_") && !name.starts_with("MUSTER_TEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(own)) {
+        command.env_remove(name);
+    }
+    for name in ["KUBECONFIG", "RUST_LOG", "NO_COLOR", "COLUMNS"] {
         command.env_remove(name);
     }
     command

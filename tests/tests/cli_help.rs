@@ -12,7 +12,10 @@ fn help(args: &[&str]) -> String {
 fn help_of_every_command() {
     insta::assert_snapshot!("muster", help(&["--help"]));
     let alone = ["train", "plan", "eval", "predict", "doctor", "bench", "tune"];
-    let cluster = ["coordinator", "trainer", "submit", "runs", "status", "logs", "cancel", "nodes"];
+    let cluster = ["coordinator", "trainer", "submit", "runs", "status", "logs", "cancel", "nodes", "certs"];
+    for command in ["init", "issue", "token", "show"] {
+        insta::assert_snapshot!(format!("certs_{command}"), help(&["certs", command, "--help"]));
+    }
     for command in alone.into_iter().chain(cluster) {
         insta::assert_snapshot!(command, help(&[command, "--help"]));
     }

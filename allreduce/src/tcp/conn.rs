@@ -1,6 +1,6 @@
 //! A connection from its first packet to its last.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use muster_proto::Rank;
 
 use super::handshake::{Handshake, Identity, Step};
 use super::stream::Stream;
+use super::wire::Wire;
 
 /// Longest handshake message and what may follow it in one packet.
 const BUFFER_BYTES: usize = 512;
@@ -25,7 +26,9 @@ pub(super) enum Conn {
 }
 
 pub(super) struct Shaking {
-    pub socket: TcpStream,
+    pub wire: Wire,
+    /// TLS is done, if there is any.
+    is_secure: bool,
     pub handshake: Handshake,
     /// The rank that was dialled.
     pub dialled: Option<Rank>,
@@ -44,17 +47,34 @@ pub(super) enum Progress {
 
 impl Shaking {
     pub fn new(
-        socket: TcpStream,
+        wire: Wire,
         handshake: Handshake,
         dialled: Option<Rank>,
         address: SocketAddr,
         deadline: Duration,
     ) -> Self {
-        Self { socket, handshake, dialled, address, deadline, buffer: [0; BUFFER_BYTES], len: 0 }
+        Self {
+            wire,
+            is_secure: false,
+            handshake,
+            dialled,
+            address,
+            deadline,
+            buffer: [0; BUFFER_BYTES],
+            len: 0,
+        }
     }
 
     /// Sends and reads what is possible.
     pub fn advance(&mut self, identity: &Identity) -> Progress {
+        if !self.is_secure {
+            match self.wire.shake() {
+                Ok(Some(binding)) => self.handshake.binding = binding,
+                Ok(None) => return Progress::Waits,
+                Err(error) => return Progress::Over(error.to_string()),
+            }
+            self.is_secure = true;
+        }
         loop {
             if let Err(error) = self.send() {
                 return Progress::Over(error.to_string());
@@ -73,9 +93,9 @@ impl Shaking {
                 Step::Wait if used > 0 => continue,
                 Step::Wait => {}
             }
-            match self.socket.read(&mut self.buffer[self.len..]) {
-                Ok(0) => return Progress::Over("it closed the connection".to_owned()),
-                Ok(got) => self.len += got,
+            match self.wire.read([&mut self.buffer[self.len..], &mut []], true) {
+                Ok(got) if got.bytes == 0 => return Progress::Over("it closed the connection".to_owned()),
+                Ok(got) => self.len += got.bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Progress::Waits,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Progress::Over(error.to_string()),
@@ -86,11 +106,12 @@ impl Shaking {
     /// A fresh socket has room for these few bytes.
     fn send(&mut self) -> io::Result<()> {
         let bytes = std::mem::take(&mut self.handshake.out);
-        if bytes.is_empty() { Ok(()) } else { self.socket.write_all(&bytes) }
+        if bytes.is_empty() { Ok(()) } else { self.wire.write_few(&bytes) }
     }
 
     /// The stream, with what came behind the handshake.
-    pub fn into_stream(self, peer: Rank) -> Stream {
-        Stream::new(self.socket, peer, &self.buffer[..self.len])
+    pub fn into_stream(mut self, peer: Rank) -> Stream {
+        self.wire.open();
+        Stream::new(self.wire, peer, &self.buffer[..self.len])
     }
 }

@@ -12,6 +12,7 @@ use super::conn::{Conn, Progress, Shaking};
 use super::core::Core;
 use super::handshake::Handshake;
 use super::options;
+use super::wire::Wire;
 use crate::engine::Event;
 
 /// Most connections that have not proven anything yet.
@@ -49,15 +50,20 @@ impl Core {
             }
             options::set(&socket, Some(address), &self.options.timeouts);
             let deadline = self.now + self.options.timeouts.handshake();
-            let shaking = Shaking::new(socket, Handshake::accept(), None, address, deadline);
-            self.start_shaking(shaking);
+            match Wire::accept(socket, self.options.security.tls()) {
+                Ok(wire) => {
+                    let shaking = Shaking::new(wire, Handshake::accept(), None, address, deadline);
+                    self.start_shaking(shaking);
+                }
+                Err(error) => tracing::warn!(%address, "can't begin TLS: {error}"),
+            }
         }
     }
 
     fn start_shaking(&mut self, shaking: Shaking) {
         let index = self.place(Conn::Shaking(Box::new(shaking)));
         let Some(Some(Conn::Shaking(s))) = self.conns.get(index) else { return };
-        if let Err(error) = self.sockets.add(&s.socket, index, epoll::EventFlags::IN) {
+        if let Err(error) = self.sockets.add(s.wire.socket(), index, epoll::EventFlags::IN) {
             return self.drop_conn(index, &error.to_string());
         }
         self.shake(index);
@@ -120,7 +126,11 @@ impl Core {
         match (result, handshake) {
             (Ok(()), Some(handshake)) => {
                 self.sockets.modify(&socket, index, epoll::EventFlags::IN);
-                let shaking = Shaking::new(socket, handshake, Some(peer), address, deadline);
+                let wire = match Wire::dial(socket, address, self.options.security.tls()) {
+                    Ok(wire) => wire,
+                    Err(error) => return self.dial_failed(peer, address, &error),
+                };
+                let shaking = Shaking::new(wire, handshake, Some(peer), address, deadline);
                 self.conns[index] = Some(Conn::Shaking(Box::new(shaking)));
                 self.shake(index);
             }

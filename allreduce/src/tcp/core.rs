@@ -266,7 +266,7 @@ impl Core {
         if stream.is_full != stream.waits_for_room {
             stream.waits_for_room = stream.is_full;
             let room = if stream.is_full { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-            self.sockets.modify(&stream.socket, index, epoll::EventFlags::IN | room);
+            self.sockets.modify(stream.socket(), index, epoll::EventFlags::IN | room);
         }
         match result {
             Ok(more) => self.has_more |= more,
@@ -279,7 +279,7 @@ impl Core {
             Some(Some(Conn::Open(stream))) => {
                 if flags.contains(epoll::EventFlags::OUT) {
                     (stream.is_full, stream.waits_for_room) = (false, false);
-                    self.sockets.modify(&stream.socket, index, epoll::EventFlags::IN);
+                    self.sockets.modify(stream.socket(), index, epoll::EventFlags::IN);
                 }
                 let has_more =
                     flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR);

@@ -2,13 +2,15 @@
 //!
 //! Both ends prove that they know the run's key with an HMAC over everything that was said, under a key that HKDF
 //! derives for this run and generation; so a recorded handshake or a rank of another generation gets nowhere.
-//! Messages have a fixed size: nothing is allocated for a stranger. No socket here.
+//! Messages have a fixed size: nothing is allocated for a stranger. Inside TLS the proofs cover its keys too, so that nobody
+//! in between can pass them on, whatever certificate he has. No socket here.
 
 use std::fmt;
 
 use muster_proto::{Generation, Rank};
 use ring::{digest, hkdf, hmac, rand};
 
+use super::wire::LinkTls;
 use crate::membership::Membership;
 
 const MAGIC: &[u8; 8] = b"MUSTER\x00\x01";
@@ -23,6 +25,8 @@ const CONFIRM_BYTES: usize = 32;
 pub enum Security {
     /// Both ends prove that they know this key. Data travels in the clear, with checksums.
     PreSharedKey(Key),
+    /// The same inside TLS: both ends show certificates first, and data is encrypted.
+    MutualTls(Key, LinkTls),
     /// Nobody proves anything. For tests, and networks that nobody else can reach.
     Plaintext,
 }
@@ -31,8 +35,18 @@ impl fmt::Debug for Security {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::PreSharedKey(_) => "PreSharedKey(..)",
+            Self::MutualTls(..) => "MutualTls(..)",
             Self::Plaintext => "Plaintext",
         })
+    }
+}
+
+impl Security {
+    pub(super) fn tls(&self) -> Option<&LinkTls> {
+        match self {
+            Self::MutualTls(_, tls) => Some(tls),
+            Self::PreSharedKey(_) | Self::Plaintext => None,
+        }
     }
 }
 
@@ -89,6 +103,8 @@ pub(super) struct Handshake {
     /// What was said so far.
     hello: [u8; HELLO_BYTES],
     reply_nonce: [u8; 32],
+    /// What the proofs are bound to beside what was said: the keys of TLS, or zeros.
+    pub binding: [u8; 32],
     /// Bytes to send.
     pub out: Vec<u8>,
 }
@@ -99,7 +115,9 @@ impl Identity {
         run.copy_from_slice(digest::digest(&digest::SHA256, membership.run().as_bytes()).as_ref());
         let generation = membership.generation();
         let key = match security {
-            Security::PreSharedKey(Key(secret)) => Some(derive(secret, &run, generation)),
+            Security::PreSharedKey(Key(secret)) | Security::MutualTls(Key(secret), _) => {
+                Some(derive(secret, &run, generation))
+            }
             Security::Plaintext => None,
         };
         Self { me, world_size: membership.world_size(), generation, run, key }
@@ -123,7 +141,7 @@ impl Identity {
     }
 
     fn said(&self, side: &[u8], handshake: &Handshake) -> Vec<u8> {
-        [side, &handshake.hello, &handshake.reply_nonce].concat()
+        [side, &handshake.hello, &handshake.reply_nonce, &handshake.binding].concat()
     }
 }
 
@@ -157,12 +175,18 @@ impl Handshake {
         hello[26..58].copy_from_slice(&identity.run);
         hello[58..].copy_from_slice(&nonce()?);
         let out = hello.to_vec();
-        Some(Self { state: State::Reply(peer), hello, reply_nonce: [0; 32], out })
+        Some(Self { state: State::Reply(peer), hello, reply_nonce: [0; 32], binding: [0; 32], out })
     }
 
     /// The side that accepted.
     pub fn accept() -> Self {
-        Self { state: State::Hello, hello: [0; HELLO_BYTES], reply_nonce: [0; 32], out: Vec::new() }
+        Self {
+            state: State::Hello,
+            hello: [0; HELLO_BYTES],
+            reply_nonce: [0; 32],
+            binding: [0; 32],
+            out: Vec::new(),
+        }
     }
 
     /// Bytes that the next message has.
@@ -310,6 +334,17 @@ mod tests {
         let mut again = Handshake::accept();
         again.advance(&acceptor, &hello);
         assert_eq!(again.advance(&acceptor, &confirm).1, Step::Refuse("its key is wrong"));
+    }
+
+    #[test]
+    fn a_proof_holds_for_one_session_of_tls() {
+        let (dialler, acceptor) = (identity("r", 3, 0, KEY), identity("r", 3, 1, KEY));
+        let (mut a, mut b) = (Handshake::dial(&dialler, Rank(1), 0).unwrap(), Handshake::accept());
+        // Somebody in between has one session with each of them.
+        (a.binding, b.binding) = ([1; 32], [2; 32]);
+        b.advance(&acceptor, &std::mem::take(&mut a.out));
+        let (_, step) = a.advance(&dialler, &std::mem::take(&mut b.out));
+        assert_eq!(step, Step::Refuse("its key is wrong"));
     }
 
     proptest! {

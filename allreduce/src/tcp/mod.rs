@@ -12,6 +12,7 @@ mod dial;
 mod handshake;
 mod options;
 mod stream;
+mod wire;
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener};
@@ -25,6 +26,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 pub use self::core::TcpOptions;
 pub use handshake::{Key, Security};
+pub use wire::LinkTls;
 
 use self::clock::Clock;
 use self::core::Core;

@@ -1,12 +1,13 @@
 //! One authenticated stream: frames in, frames out, as far as the socket lets them.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use muster_proto::Rank;
 
+use super::wire::{Got, Put, Wire};
 use crate::engine::{Engine, Outgoing, Receipt};
 use crate::frame::{HEADER_BYTES, Header};
 
@@ -23,7 +24,7 @@ const TURN_BYTES: usize = 512 << 10;
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 pub(super) struct Stream {
-    pub socket: TcpStream,
+    wire: Wire,
     pub peer: Rank,
     stage: Box<[u8; STAGE_BYTES]>,
     stage_start: usize,
@@ -40,11 +41,11 @@ pub(super) struct Stream {
 
 impl Stream {
     /// A stream whose handshake left some bytes of frames.
-    pub fn new(socket: TcpStream, peer: Rank, rest: &[u8]) -> Self {
+    pub fn new(wire: Wire, peer: Rank, rest: &[u8]) -> Self {
         let mut stage = Box::new([0; STAGE_BYTES]);
         stage[..rest.len()].copy_from_slice(rest);
         Self {
-            socket,
+            wire,
             peer,
             stage,
             stage_start: 0,
@@ -57,9 +58,14 @@ impl Stream {
         }
     }
 
-    /// Whether frames are under way.
+    /// Its socket, for the epoll set.
+    pub fn socket(&self) -> &TcpStream {
+        self.wire.socket()
+    }
+
+    /// Whether no frame is under way.
     pub fn is_idle(&self) -> bool {
-        self.out.is_empty()
+        self.out.is_empty() && self.wire.is_flushed()
     }
 
     /// What is lost with the stream.
@@ -75,21 +81,22 @@ impl Stream {
         let mut total = 0;
         loop {
             self.consume(engine, now)?;
-            if total >= TURN_BYTES {
+            // What was received already gets no event of its own.
+            let may_receive = total < TURN_BYTES;
+            if !may_receive && !self.wire.has_buffered() {
                 return Ok(true);
             }
-            let (got, wanted) = match self.fill(engine) {
-                Ok((0, _)) => {
+            let got = match self.fill(engine, may_receive) {
+                Ok(got) if got.bytes == 0 => {
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer closed the stream"));
                 }
-                Ok(read) => read,
+                Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(total > 0),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            total += got;
-            if got < wanted {
-                // The socket is empty: another call would only say so.
+            total += got.bytes;
+            if got.is_drained {
                 self.consume(engine, now)?;
                 return Ok(true);
             }
@@ -97,24 +104,21 @@ impl Stream {
     }
 
     /// Reads into the payload under way and, beyond it, into the stage.
-    fn fill(&mut self, engine: &mut Engine) -> io::Result<(usize, usize)> {
+    fn fill(&mut self, engine: &mut Engine, may_receive: bool) -> io::Result<Got> {
         if let Some((receipt, filled)) = &mut self.reading {
             // The stage is empty: a payload takes from it first.
             let room = &mut engine.room(receipt)[*filled..];
-            let (len, stage) = (room.len(), &mut self.stage[..]);
-            let wanted = len + stage.len();
-            let got = self.socket.read_vectored(&mut [IoSliceMut::new(room), IoSliceMut::new(stage)])?;
-            *filled += got.min(len);
-            (self.stage_start, self.stage_end) = (0, got.saturating_sub(len));
-            return Ok((got, wanted));
+            let len = room.len();
+            let got = self.wire.read([room, &mut self.stage[..]], may_receive)?;
+            *filled += got.bytes.min(len);
+            (self.stage_start, self.stage_end) = (0, got.bytes.saturating_sub(len));
+            return Ok(got);
         }
         self.stage.copy_within(self.stage_start..self.stage_end, 0);
         (self.stage_start, self.stage_end) = (0, self.stage_end - self.stage_start);
-        let room = &mut self.stage[self.stage_end..];
-        let wanted = room.len();
-        let got = self.socket.read(room)?;
-        self.stage_end += got;
-        Ok((got, wanted))
+        let got = self.wire.read([&mut self.stage[self.stage_end..], &mut []], may_receive)?;
+        self.stage_end += got.bytes;
+        Ok(got)
     }
 
     /// Takes frames from the stage as far as they are there.
@@ -156,14 +160,17 @@ impl Stream {
     /// The stream broke.
     pub fn write(&mut self, engine: &mut Engine, now: Duration) -> io::Result<bool> {
         let mut total = 0;
-        self.is_full = false;
+        self.is_full = !self.wire.flush()?;
+        if self.is_full {
+            return Ok(false);
+        }
         loop {
             self.pull(engine, now);
             if self.out.is_empty() || total >= TURN_BYTES {
                 return Ok(!self.out.is_empty());
             }
-            let (got, wanted) = match self.write_batch(engine) {
-                Ok(written) => written,
+            let put = match self.write_batch(engine) {
+                Ok(put) => put,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.is_full = true;
                     return Ok(false);
@@ -171,8 +178,8 @@ impl Stream {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error),
             };
-            total += got;
-            self.written += got;
+            total += put.bytes;
+            self.written += put.bytes;
             while let Some(frame) = self.out.front()
                 && self.written >= HEADER_BYTES + frame.len
             {
@@ -181,7 +188,7 @@ impl Stream {
                     engine.sent(frame, now);
                 }
             }
-            if got < wanted {
+            if put.is_full {
                 self.is_full = true;
                 return Ok(false);
             }
@@ -197,7 +204,7 @@ impl Stream {
         }
     }
 
-    fn write_batch(&mut self, engine: &Engine) -> io::Result<(usize, usize)> {
+    fn write_batch(&mut self, engine: &Engine) -> io::Result<Put> {
         let mut slices = Vec::with_capacity(2 * self.out.len() + 4);
         for frame in &self.out {
             slices.push(IoSlice::new(&frame.header));
@@ -215,7 +222,6 @@ impl Stream {
         }
         let mut rest = &mut slices[..];
         IoSlice::advance_slices(&mut rest, self.written);
-        let wanted = rest.iter().map(|s| s.len()).sum();
-        Ok((self.socket.write_vectored(rest)?, wanted))
+        self.wire.write(rest)
     }
 }

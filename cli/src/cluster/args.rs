@@ -7,12 +7,13 @@ use clap::Args;
 
 use super::discover::DiscoverArgs;
 use super::pod::PodArgs;
+use super::security::{TlsArgs, TokenArgs};
 use crate::args::RunArgs;
 
 /// Arguments of `muster coordinator`.
 #[derive(Debug, Clone, Args)]
 pub struct CoordinatorArgs {
-    /// Where to listen; beyond loopback only inside a network that you trust
+    /// Where to listen; beyond loopback with certificates, or with --insecure
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
     /// Directory of its state, which survives restarts
@@ -35,6 +36,11 @@ pub struct CoordinatorArgs {
     /// Where to serve health for probes, without TLS
     #[arg(long, value_name = "IP:PORT")]
     pub health_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    /// File of the tokens of those who may submit and cancel runs, from `muster certs token`; default: everybody may
+    #[arg(long, value_name = "FILE", env = "MUSTER_TOKENS")]
+    pub tokens: Option<PathBuf>,
 }
 
 /// Arguments of `muster trainer`.
@@ -69,6 +75,8 @@ pub struct TrainerArgs {
     pub health_listen: Option<SocketAddr>,
     #[command(flatten)]
     pub pod: PodArgs,
+    #[command(flatten)]
+    pub tls: TlsArgs,
     /// Program of a rank instead of this one, for tests
     #[arg(long, value_name = "PATH", hide = true)]
     pub rank_program: Option<PathBuf>,
@@ -80,6 +88,10 @@ pub struct ClientArgs {
     /// The coordinator, as host:port
     #[arg(long, value_name = "HOST:PORT", env = "MUSTER_COORDINATOR", default_value = "127.0.0.1:7070")]
     pub coordinator: String,
+    #[command(flatten)]
+    pub tls: TlsArgs,
+    #[command(flatten)]
+    pub token: TokenArgs,
 }
 
 /// Arguments of `muster submit`.

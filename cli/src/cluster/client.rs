@@ -1,11 +1,15 @@
 //! A connection to the coordinator, and its errors.
 
-use muster_proto::limits::{
-    CONNECT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES, RPC_TIMEOUT,
-};
+use muster_proto::limits::{MAX_MESSAGE_BYTES, RPC_TIMEOUT};
 use muster_proto::v1::coordinator_client::CoordinatorClient;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Response, Status};
+use muster_tls::{Role, Security, Target, TlsError, Trouble, dial, explain};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+use super::args::ClientArgs;
 
 /// Why the coordinator did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -15,10 +19,10 @@ pub enum ClientError {
     Address {
         /// The address.
         address: String,
-        /// What is wrong with it.
-        #[source]
-        source: tonic::transport::Error,
     },
+    /// Plaintext would leave this machine.
+    #[error(transparent)]
+    Plaintext(#[from] TlsError),
     /// Nobody there.
     #[error("can't reach the coordinator at {address}")]
     Connect {
@@ -27,6 +31,14 @@ pub enum ClientError {
         /// Why not.
         #[source]
         source: tonic::transport::Error,
+    },
+    /// Somebody there, but one of both ends does not trust the other.
+    #[error("no trust between this end and the coordinator at {address}: {}", trouble.text)]
+    Trust {
+        /// Where it should be.
+        address: String,
+        /// What is wrong.
+        trouble: Trouble,
     },
     /// No answer in time.
     #[error("the coordinator at {address} did not answer within {} s", RPC_TIMEOUT.as_secs())]
@@ -47,10 +59,12 @@ impl ClientError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Address { .. } => Some("give --coordinator host:port".into()),
+            Self::Plaintext(error) => error.hint(),
             Self::Connect { .. } => Some(
                 "is `muster coordinator` running there? --coordinator or MUSTER_COORDINATOR says where"
                     .into(),
             ),
+            Self::Trust { trouble, .. } => trouble.hint.clone(),
             Self::Timeout { .. } => Some("try again; its log says what it is busy with".into()),
             Self::Refused { status } => match status.code() {
                 Code::NotFound => Some("`muster runs --all` lists runs".into()),
@@ -66,18 +80,18 @@ impl ClientError {
             Self::Refused { status } => {
                 matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled)
             }
-            Self::Address { .. } => false,
+            Self::Address { .. } | Self::Plaintext(_) | Self::Trust { .. } => false,
         }
     }
 
     /// Whether the request itself was wrong.
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Address { .. } => true,
+            Self::Address { .. } | Self::Plaintext(_) => true,
             Self::Refused { status } => {
                 matches!(status.code(), Code::InvalidArgument | Code::NotFound | Code::FailedPrecondition)
             }
-            Self::Connect { .. } | Self::Timeout { .. } => false,
+            Self::Connect { .. } | Self::Timeout { .. } | Self::Trust { .. } => false,
         }
     }
 }
@@ -88,27 +102,81 @@ impl From<Status> for ClientError {
     }
 }
 
+/// Where the coordinator is and how to speak with it; each connection uses the newest certificates.
+#[derive(Debug, Clone)]
+pub struct Line {
+    address: String,
+    security: Security,
+    token: Bearer,
+}
+
+impl Line {
+    /// For a person or program.
+    ///
+    /// # Errors
+    /// Certificates or a token that can't be used, or plaintext that would leave this machine.
+    pub fn of_client(args: &ClientArgs) -> anyhow::Result<Self> {
+        let security = args.tls.load(Role::Client)?;
+        let line = Self::new(&args.coordinator, security)?;
+        // A token is for whoever it was made for: it is read after it is known that it can't leak.
+        Ok(Self { token: Bearer(args.token.header()?), ..line })
+    }
+
+    /// For an agent.
+    ///
+    /// # Errors
+    /// Plaintext that would leave this machine.
+    pub fn new(address: &str, security: Security) -> Result<Self, ClientError> {
+        let address = address.strip_prefix("http://").or(address.strip_prefix("https://")).unwrap_or(address);
+        security.may_dial(address)?;
+        Ok(Self { address: address.into(), security, token: Bearer(None) })
+    }
+}
+
+impl Line {
+    /// Where the coordinator is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+/// Adds the token to requests.
+#[derive(Debug, Clone)]
+pub struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
 /// A connected client.
 pub struct Client {
     address: String,
-    pub rpc: CoordinatorClient<Channel>,
+    pub rpc: CoordinatorClient<InterceptedService<Channel, Bearer>>,
 }
 
 impl Client {
-    /// Connects to `host:port`.
-    pub async fn connect(address: &str) -> Result<Self, ClientError> {
-        let text = address.strip_prefix("http://").unwrap_or(address);
-        let endpoint = Endpoint::from_shared(format!("http://{text}"))
-            .map_err(|source| ClientError::Address { address: address.into(), source })?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-            .keep_alive_while_idle(true);
-        let channel = endpoint.connect().await;
-        let channel = channel.map_err(|source| ClientError::Connect { address: address.into(), source })?;
-        let rpc = CoordinatorClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        Ok(Self { address: address.into(), rpc })
+    /// Connects.
+    pub async fn connect(line: &Line) -> Result<Self, ClientError> {
+        let address = &line.address;
+        let is_address = address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+        if !is_address {
+            return Err(ClientError::Address { address: address.clone() });
+        }
+        let channel = dial(address, Target::Coordinator, line.security.tls.as_ref()).await;
+        let channel = channel.map_err(|source| match explain(&source) {
+            Some(trouble) => ClientError::Trust { address: address.clone(), trouble },
+            None => ClientError::Connect { address: address.clone(), source },
+        })?;
+        let rpc = CoordinatorClient::with_interceptor(channel, line.token.clone())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES);
+        Ok(Self { address: address.clone(), rpc })
     }
 
     /// Waits for an answer, but not for ever.
@@ -117,7 +185,11 @@ impl Client {
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, ClientError> {
         match tokio::time::timeout(RPC_TIMEOUT, call).await {
-            Ok(answer) => Ok(answer?.into_inner()),
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(status)) => Err(match explain(&status) {
+                Some(trouble) => ClientError::Trust { address: self.address.clone(), trouble },
+                None => status.into(),
+            }),
             Err(_) => Err(ClientError::Timeout { address: self.address.clone() }),
         }
     }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use muster_coordinator::gang::Policy;
-use muster_coordinator::net::{Metrics, Server, serve};
+use muster_coordinator::net::{Guard, Metrics, Server, serve};
 use muster_coordinator::store::Store;
+use muster_tls::{Role, Tokens};
 
 use super::args::CoordinatorArgs;
 use super::health::Health;
@@ -16,15 +17,26 @@ use crate::exit::Exit;
 /// # Errors
 /// State or an address that can't be used.
 pub fn run(args: &CoordinatorArgs) -> anyhow::Result<Exit> {
+    let security = args.tls.load(Role::Coordinator)?;
+    security.may_listen(args.listen)?;
+    let tokens = args.tokens.as_deref().map(Tokens::load).transpose()?;
     let store = Store::open(&args.state)?;
     let runtime = super::server_runtime()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind(args.listen).await;
         let listener = listener.with_context(|| format!("can't listen on {}", args.listen))?;
         tracing::info!("the coordinator listens on {}", listener.local_addr()?);
-        if !args.listen.ip().is_loopback() {
-            tracing::warn!("whoever reaches {} can start programs on the nodes: keep it inside", args.listen);
+        match &security.tls {
+            Some(tls) => tracing::info!("it is {}, and so must others prove who they are", tls.identity()),
+            None if !args.listen.ip().is_loopback() => {
+                tracing::warn!(
+                    "whoever reaches {} can start programs on the nodes: keep it inside",
+                    args.listen
+                );
+            }
+            None => {}
         }
+        let guard = Guard { security, tokens };
         let policy = Policy { wait_for_ranks: Duration::from_secs(args.wait_for_ranks), ..Policy::default() };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let server = Server {
@@ -35,6 +47,7 @@ pub fn run(args: &CoordinatorArgs) -> anyhow::Result<Exit> {
             tenant_limit: args.tenant_limit,
             policy,
             version,
+            guard,
         };
         let health = Health::start(args.health_listen)?;
         let http = super::metrics::listen(args.metrics).await?;

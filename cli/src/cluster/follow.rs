@@ -6,7 +6,7 @@ use anyhow::Context;
 use muster_proto::v1::LogsRequest;
 
 use super::args::LogsArgs;
-use super::client::Client;
+use super::client::{Client, Line};
 use crate::args::Global;
 use crate::exit::Exit;
 
@@ -16,19 +16,20 @@ use crate::exit::Exit;
 /// A coordinator that can't be reached, or doesn't know the run.
 pub fn logs(args: &LogsArgs, global: &Global) -> anyhow::Result<Exit> {
     let request = LogsRequest { run: args.run.clone(), follow: args.follow, tail: args.tail };
+    let line = Line::of_client(&args.client)?;
     super::client_runtime()?.block_on(async {
-        let client = Client::connect(&args.client.coordinator).await?;
+        let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         let mut stream = client.answer(rpc.logs(request)).await?;
         while let Some(message) = stream.message().await.map_err(super::ClientError::from)? {
             let mut text = String::new();
-            for line in &message.lines {
+            for text_line in &message.lines {
                 match global.json {
                     true => {
-                        let json = serde_json::json!({ "member": message.member_id, "line": line });
+                        let json = serde_json::json!({ "member": message.member_id, "line": text_line });
                         text.push_str(&format!("{json}\n"));
                     }
-                    false => text.push_str(&format!("{} | {line}\n", message.member_id)),
+                    false => text.push_str(&format!("{} | {text_line}\n", message.member_id)),
                 }
             }
             match std::io::stdout().lock().write_all(text.as_bytes()) {

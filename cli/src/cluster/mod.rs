@@ -10,6 +10,7 @@ mod metrics;
 mod nodes;
 mod pod;
 mod runs;
+mod security;
 mod submit;
 mod sweep;
 mod trainer;

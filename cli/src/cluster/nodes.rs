@@ -4,7 +4,7 @@ use muster_proto::v1::{ListNodesRequest, ListNodesResponse, Node};
 use serde::Serialize;
 
 use super::args::NodesArgs;
-use super::client::Client;
+use super::client::{Client, Line};
 use super::words;
 use crate::args::Global;
 use crate::commands::{print, table};
@@ -32,8 +32,9 @@ struct NodeJson {
 /// # Errors
 /// A coordinator that can't be reached.
 pub fn run(args: &NodesArgs, global: &Global) -> anyhow::Result<Exit> {
+    let line = Line::of_client(&args.client)?;
     let answer = super::client_runtime()?.block_on(async {
-        let client = Client::connect(&args.client.coordinator).await?;
+        let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         client.answer(rpc.list_nodes(ListNodesRequest {})).await
     })?;

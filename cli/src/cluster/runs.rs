@@ -3,7 +3,7 @@
 use muster_proto::v1::{CancelRunRequest, GetRunRequest, ListRunsRequest, Run};
 
 use super::args::{OneRunArgs, RunsArgs};
-use super::client::Client;
+use super::client::{Client, Line};
 use super::{sweep, words};
 use crate::args::Global;
 use crate::commands::{print, table};
@@ -19,8 +19,9 @@ pub fn list(args: &RunsArgs, global: &Global) -> anyhow::Result<Exit> {
     // A sweep is judged as a whole.
     let limit = if sweep.is_empty() { args.limit } else { 0 };
     let request = ListRunsRequest { all: args.all, limit, sweep };
+    let line = Line::of_client(&args.client)?;
     let mut runs = super::client_runtime()?.block_on(async {
-        let client = Client::connect(&args.client.coordinator).await?;
+        let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         client.answer(rpc.list_runs(request)).await
     })?;
@@ -45,11 +46,12 @@ fn render_list(runs: &[Run]) -> String {
             words::state(run),
             words::progress(run),
             words::ago(run.submitted_ms),
+            run.submitter.clone(),
             run.reason.clone(),
         ]
     };
     let rows: Vec<_> = runs.iter().map(row).collect();
-    table(&["id", "name", "state", "progress", "submitted", "why"], &rows)
+    table(&["id", "name", "state", "progress", "submitted", "by", "why"], &rows)
 }
 
 /// Shows one run: what it does, or what it waits for.
@@ -58,8 +60,9 @@ fn render_list(runs: &[Run]) -> String {
 /// A coordinator that can't be reached, or doesn't know the run.
 pub fn status(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
     let request = GetRunRequest { run: args.run.clone() };
+    let line = Line::of_client(&args.client)?;
     let answer = super::client_runtime()?.block_on(async {
-        let client = Client::connect(&args.client.coordinator).await?;
+        let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         client.answer(rpc.get_run(request)).await
     })?;
@@ -74,8 +77,9 @@ pub fn status(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
 /// A coordinator that can't be reached or doesn't know the run, or a run that is over.
 pub fn cancel(args: &OneRunArgs, global: &Global) -> anyhow::Result<Exit> {
     let request = CancelRunRequest { run: args.run.clone() };
+    let line = Line::of_client(&args.client)?;
     let answer = super::client_runtime()?.block_on(async {
-        let client = Client::connect(&args.client.coordinator).await?;
+        let client = Client::connect(&line).await?;
         let mut rpc = client.rpc.clone();
         client.answer(rpc.cancel_run(request)).await
     })?;
@@ -100,7 +104,8 @@ fn render(run: &Run) -> String {
         let ms = run.last_recovery_ms;
         text.push_str(&format!("  recovered {} times, the last time in {ms} ms\n", run.recoveries));
     }
-    text.push_str(&format!("  submitted {}\n", words::ago(run.submitted_ms)));
+    let by = if run.submitter.is_empty() { String::new() } else { format!(" by {}", run.submitter) };
+    text.push_str(&format!("  submitted {}{by}\n", words::ago(run.submitted_ms)));
     if !run.ranks.is_empty() {
         text.push_str(&format!("\ngeneration {}\n{}", run.generation, ranks(run)));
     }

@@ -5,7 +5,7 @@ use muster_proto::RunSpec;
 use muster_proto::v1::{Run, SubmitRequest, WatchRunRequest};
 
 use super::args::SubmitArgs;
-use super::client::{Client, ClientError};
+use super::client::{Client, ClientError, Line};
 use super::{sweep, words};
 use crate::args::Global;
 use crate::commands::print;
@@ -35,17 +35,17 @@ pub fn run(args: &SubmitArgs, global: &Global) -> anyhow::Result<Exit> {
         tenant: args.tenant.clone().unwrap_or_default(),
         sweep: String::new(),
     };
-    let address = args.client.coordinator.as_str();
+    let line = Line::of_client(&args.client)?;
     let runtime = super::client_runtime()?;
     if let Some(sets) = sweep::sets(&args.sweep, args.sweep_file.as_deref())? {
-        return submit_sweep(args, global, &runtime, &request, &sets);
+        return submit_sweep(args, global, &runtime, &request, (&sets, &line));
     }
-    let run = runtime.block_on(submit(address, request))?;
+    let run = runtime.block_on(submit(&line, request))?;
     if !args.wait {
         print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
         return Ok(Exit::Success);
     }
-    let run = runtime.block_on(wait(address, run))?;
+    let run = runtime.block_on(wait(&line, run))?;
     print(global, &words::run_json(&run), || format!("{} ({}): {}\n", run.name, run.id, run.reason))?;
     Ok(words::exit(&run))
 }
@@ -56,7 +56,7 @@ fn submit_sweep(
     global: &Global,
     runtime: &tokio::runtime::Runtime,
     base: &SubmitRequest,
-    sets: &[Vec<String>],
+    (sets, line): (&[Vec<String>], &Line),
 ) -> anyhow::Result<Exit> {
     let sweep = muster_coordinator::secret::random_name::<4>();
     // All of them are checked before the first one is queued.
@@ -65,12 +65,11 @@ fn submit_sweep(
         .enumerate()
         .map(|(index, set)| sweep::overrides(&args.run.run, &args.run.overrides, set, &sweep, index))
         .collect::<anyhow::Result<_>>()?;
-    let address = args.client.coordinator.as_str();
     let mut runs = Vec::with_capacity(all.len());
     for (index, overrides) in all.into_iter().enumerate() {
         let request_id = format!("{}-{index}", base.request_id);
         let request = SubmitRequest { overrides, request_id, sweep: sweep.clone(), ..base.clone() };
-        let queued = runtime.block_on(submit(address, request));
+        let queued = runtime.block_on(submit(line, request));
         runs.push(
             queued.with_context(|| format!("{index} of {} runs of sweep {sweep} are queued", sets.len()))?,
         );
@@ -78,7 +77,7 @@ fn submit_sweep(
     let mut exit = Exit::Success;
     if args.wait {
         for run in &mut runs {
-            *run = runtime.block_on(wait(address, run.clone()))?;
+            *run = runtime.block_on(wait(line, run.clone()))?;
             exit = if exit == Exit::Success { words::exit(run) } else { exit };
         }
     }
@@ -98,15 +97,15 @@ fn submit_sweep(
     Ok(exit)
 }
 
-async fn submit(address: &str, request: SubmitRequest) -> Result<Run, ClientError> {
-    let client = Client::connect(address).await?;
+async fn submit(line: &Line, request: SubmitRequest) -> Result<Run, ClientError> {
+    let client = Client::connect(line).await?;
     let mut rpc = client.rpc.clone();
     // The request has an id: asking again does not queue it twice.
     let first = client.answer(rpc.submit(request.clone())).await;
     let answer = match first {
         Err(error) if error.may_pass() => {
             tokio::time::sleep(RETRY_PAUSE).await;
-            let client = Client::connect(address).await?;
+            let client = Client::connect(line).await?;
             let mut rpc = client.rpc.clone();
             client.answer(rpc.submit(request)).await?
         }
@@ -116,10 +115,10 @@ async fn submit(address: &str, request: SubmitRequest) -> Result<Run, ClientErro
 }
 
 /// Watches a run to its end, across restarts of the coordinator.
-async fn wait(address: &str, mut run: Run) -> Result<Run, ClientError> {
+async fn wait(line: &Line, mut run: Run) -> Result<Run, ClientError> {
     let mut failures = 0;
     while !words::is_over(&run) {
-        match watch(address, &mut run).await {
+        match watch(line, &mut run).await {
             Ok(()) => failures = 0,
             Err(error) if error.may_pass() && failures < RETRIES => {
                 failures += 1;
@@ -136,8 +135,8 @@ async fn wait(address: &str, mut run: Run) -> Result<Run, ClientError> {
     Ok(run)
 }
 
-async fn watch(address: &str, run: &mut Run) -> Result<(), ClientError> {
-    let client = Client::connect(address).await?;
+async fn watch(line: &Line, run: &mut Run) -> Result<(), ClientError> {
+    let client = Client::connect(line).await?;
     let mut rpc = client.rpc.clone();
     let mut stream = client.answer(rpc.watch_run(WatchRunRequest { run: run.id.clone() })).await?;
     // No deadline: a run may train for days, and keep-alive finds a dead connection.

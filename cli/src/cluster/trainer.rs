@@ -1,20 +1,26 @@
 //! `muster trainer`: the node agent as a process.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
 use muster_kernels::isa;
-use muster_proto::limits::{ANNOUNCE_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES};
+use muster_proto::limits::{
+    ANNOUNCE_INTERVAL, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_AGENT_REQUESTS, MAX_MESSAGE_BYTES,
+    REQUEST_TIMEOUT,
+};
 use muster_proto::v1::AnnounceRequest;
 use muster_proto::v1::agent_server::AgentServer;
+use muster_tls::{Incoming, Role, Security, require};
 use muster_trainer::agent::{self, AgentOptions, AgentService, Asker, Handle};
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Request;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 
 use super::args::TrainerArgs;
-use super::client::Client;
+use super::client::{Client, Line};
 use super::coordinator::stop_signal;
 use super::health::Health;
 use crate::exit::Exit;
@@ -34,9 +40,13 @@ const LAST_EVENTS: Duration = Duration::from_millis(300);
 /// # Errors
 /// An address that can't be listened on, or a system that refuses threads.
 pub fn run(args: &TrainerArgs) -> anyhow::Result<Exit> {
+    let security = args.tls.load(Role::Trainer)?;
+    security.may_listen(args.listen)?;
+    // Checked before anything listens.
+    let line = args.coordinator.as_deref().map(|at| Line::new(at, security.clone())).transpose()?;
     let agent = Handle::start(options(args)?).context("can't start the agent")?;
     let runtime = super::server_runtime()?;
-    runtime.block_on(serve(args, &agent))?;
+    runtime.block_on(serve(args, &agent, security, line))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(Exit::Success)
 }
@@ -45,7 +55,7 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
     let own = || std::env::current_exe().context("can't find this program");
     let (program, rank_args) = match &args.rank_program {
         Some(program) => (program.clone(), Vec::new()),
-        None => (own()?, vec!["rank".into()]),
+        None => (own()?, rank_args(args)?),
     };
     let ip = args.rank_listen.or(args.advertise.map(|address| address.ip())).or(args.pod.pod_ip);
     let ip = ip.unwrap_or(args.listen.ip());
@@ -71,6 +81,18 @@ fn options(args: &TrainerArgs) -> anyhow::Result<AgentOptions> {
     })
 }
 
+/// Ranks have the certificates of their agent.
+fn rank_args(args: &TrainerArgs) -> anyhow::Result<Vec<OsString>> {
+    let mut rank: Vec<OsString> = vec!["rank".into()];
+    if let Some(files) = args.tls.files()? {
+        for (option, path) in [("--tls-ca", files.ca), ("--tls-cert", files.cert), ("--tls-key", files.key)] {
+            let path = std::path::absolute(&path).with_context(|| format!("can't use {}", path.display()))?;
+            rank.extend([option.into(), path.into()]);
+        }
+    }
+    Ok(rank)
+}
+
 fn host_name() -> anyhow::Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
@@ -78,17 +100,19 @@ fn host_name() -> anyhow::Result<String> {
     Ok(name.to_owned())
 }
 
-async fn serve(args: &TrainerArgs, agent: &Handle) -> anyhow::Result<()> {
+async fn serve(
+    args: &TrainerArgs,
+    agent: &Handle,
+    security: Security,
+    line: Option<Line>,
+) -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.with_context(|| format!("can't listen on {}", args.listen))?;
     let address = listener.local_addr()?;
     let health = Health::start(args.health_listen)?;
     tracing::info!("the agent of this node listens on {address}");
     let asker = agent.asker();
-    let announcing = args
-        .coordinator
-        .clone()
-        .map(|coordinator| tokio::spawn(announce(coordinator, args.advertise, address, asker.clone())));
+    let announcing = line.map(|line| tokio::spawn(announce(line, args.advertise, address, asker.clone())));
     if let Some(http) = super::metrics::listen(args.metrics).await? {
         let asker = asker.clone();
         let text = move || {
@@ -114,15 +138,17 @@ async fn serve(args: &TrainerArgs, agent: &Handle) -> anyhow::Result<()> {
     let service = AgentServer::new(AgentService::new(asker.clone()))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let only_coordinators = |request: Request<()>| require(&request, Role::Coordinator).map(|()| request);
+    let service = InterceptedService::new(service, only_coordinators);
     health.ready().await;
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
-        .max_concurrent_streams(16)
-        .tcp_nodelay(true)
+        .max_concurrent_streams(MAX_AGENT_REQUESTS)
+        .timeout(REQUEST_TIMEOUT)
         .add_service(service)
         .add_service(health_service)
-        .serve_with_incoming(TcpListenerStream::new(listener));
+        .serve_with_incoming(Incoming::new(listener, security.tls));
     let served = tokio::select! {
         served = server => served.with_context(|| format!("the server on {address} ended")),
         () = left => Ok(()),
@@ -132,7 +158,8 @@ async fn serve(args: &TrainerArgs, agent: &Handle) -> anyhow::Result<()> {
 }
 
 /// Tells the coordinator again and again where this agent is; it forgets agents that are silent.
-async fn announce(coordinator: String, advertise: Option<SocketAddr>, listen: SocketAddr, agent: Asker) {
+async fn announce(line: Line, advertise: Option<SocketAddr>, listen: SocketAddr, agent: Asker) {
+    let coordinator = line.address().to_owned();
     let mut was_heard = true;
     while let Ok(report) = agent.describe().await {
         let told = async {
@@ -140,7 +167,7 @@ async fn announce(coordinator: String, advertise: Option<SocketAddr>, listen: So
                 Some(address) => address,
                 None => seen_address(&coordinator, listen).await?,
             };
-            let mut client = Client::connect(&coordinator).await?;
+            let mut client = Client::connect(&line).await?;
             let request = AnnounceRequest { address: address.to_string(), report: Some(report) };
             let call = client.rpc.announce(request);
             tokio::time::timeout(ANNOUNCE_INTERVAL, call).await??;

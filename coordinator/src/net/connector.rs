@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_proto::limits::MAX_NODES;
+use muster_tls::Security;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::session;
+use super::session::{self, Caller};
 use crate::discovery::{Discovery, Found};
 use crate::owner::Input;
 
@@ -15,16 +16,17 @@ use crate::owner::Input;
 pub struct Connector {
     coordinator: String,
     owner: mpsc::Sender<Input>,
+    security: Security,
     found: mpsc::Receiver<(usize, Found)>,
     finder: mpsc::Sender<(usize, Found)>,
     finders: Vec<JoinHandle<()>>,
 }
 
 impl Connector {
-    /// A connector for the coordinator with this identity.
-    pub fn new(coordinator: String, owner: mpsc::Sender<Input>) -> Self {
+    /// A connector for the coordinator with this identity; `security` protects its sessions.
+    pub fn new(coordinator: String, owner: mpsc::Sender<Input>, security: Security) -> Self {
         let (finder, found) = mpsc::channel(16);
-        Self { coordinator, owner, found, finder, finders: Vec::new() }
+        Self { coordinator, owner, security, found, finder, finders: Vec::new() }
     }
 
     /// Adds a way to find agents. Must be called inside a runtime.
@@ -64,8 +66,9 @@ impl Connector {
             for address in wanted {
                 if !sessions.contains_key(address) {
                     let (keep, wanted) = watch::channel(());
-                    let (coordinator, owner) = (self.coordinator.clone(), self.owner.clone());
-                    tasks.spawn(session::keep(address.clone(), coordinator, owner, wanted));
+                    let caller =
+                        Caller { coordinator: self.coordinator.clone(), security: self.security.clone() };
+                    tasks.spawn(session::keep(address.clone(), caller, self.owner.clone(), wanted));
                     sessions.insert(address.clone(), keep);
                 }
             }

@@ -2,8 +2,9 @@
 
 pub use connector::Connector;
 pub use discover::{Cluster, Discover};
-pub use server::{Metrics, ServeError, Server, serve};
+pub use server::{Guard, Metrics, ServeError, Server, serve};
 
+mod access;
 mod connector;
 mod discover;
 mod server;

@@ -5,16 +5,17 @@ use std::time::{Duration, Instant};
 
 use muster_proto::limits::{
     KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_CONCURRENT_REQUESTS, MAX_MESSAGE_BYTES, MAX_RUN_FILE_BYTES,
-    RPC_TIMEOUT,
+    REQUEST_TIMEOUT, RPC_TIMEOUT,
 };
 use muster_proto::v1::FILE_DESCRIPTOR_SET;
 use muster_proto::v1::coordinator_server::CoordinatorServer;
+use muster_tls::{Incoming, Security, Tokens};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server as TonicServer;
 
 use super::Connector;
+use super::access::Access;
 use super::discover::{self, Discover};
 use super::service::Service;
 use crate::discovery::dns::DnsError;
@@ -28,6 +29,15 @@ const LAST_WRITES: Duration = Duration::from_secs(2);
 
 /// How long requests may take that were under way when it was told to end.
 const DRAIN: Duration = Duration::from_secs(1);
+
+/// What keeps strangers away from a coordinator. The default is none of it.
+#[derive(Debug, Default)]
+pub struct Guard {
+    /// Its certificates.
+    pub security: Security,
+    /// Tokens of people who may change something; none: everybody may.
+    pub tokens: Option<Tokens>,
+}
 
 /// What a coordinator is given.
 #[derive(Debug)]
@@ -46,6 +56,8 @@ pub struct Server {
     pub policy: Policy,
     /// Version of Muster.
     pub version: String,
+    /// What keeps strangers away.
+    pub guard: Guard,
 }
 
 /// Why a coordinator ended.
@@ -133,7 +145,8 @@ pub async fn serve(
     };
     let (owner, thread): (mpsc::Sender<Input>, _) = owner::start(server.store, options)?;
     started(Metrics { owner: owner.downgrade() });
-    let mut connector = Connector::new(coordinator, owner.clone());
+    let Guard { security, tokens } = server.guard;
+    let mut connector = Connector::new(coordinator, owner.clone(), security.clone());
     let carers = ways.join(&mut connector, &owner, &demanded);
     connector.add(announced);
     list.into_iter().for_each(|list| connector.add(list));
@@ -144,7 +157,7 @@ pub async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .build_v1()
         .map_err(ServeError::Reflection)?;
-    let service = CoordinatorServer::new(Service { owner, announcer })
+    let service = CoordinatorServer::new(Service { owner, announcer, access: Access { tokens } })
         .max_decoding_message_size(2 * MAX_RUN_FILE_BYTES as usize)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
@@ -157,11 +170,11 @@ pub async fn serve(
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
         .max_concurrent_streams(MAX_CONCURRENT_REQUESTS)
-        .tcp_nodelay(true)
+        .timeout(REQUEST_TIMEOUT)
         .add_service(service)
         .add_service(health_service)
         .add_service(reflection)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(server.listener), shutdown);
+        .serve_with_incoming_shutdown(Incoming::new(server.listener, security.tls), shutdown);
     let served = tokio::select! {
         served = served => served,
         // People who watch a run would keep the server for as long as the run lasts.

@@ -14,6 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
+use super::access::Access;
 use crate::discovery::{AnnounceError, Announcer};
 use crate::owner::{self, Input, Refusal};
 
@@ -21,6 +22,7 @@ use crate::owner::{self, Input, Refusal};
 pub(super) struct Service {
     pub owner: mpsc::Sender<Input>,
     pub announcer: Announcer,
+    pub access: Access,
 }
 
 impl From<Refusal> for Status {
@@ -57,11 +59,14 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Coordinator for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Result<Response<SubmitResponse>, Status> {
-        let run = self.ask(|reply| owner::Request::Submit(request.into_inner(), reply)).await??;
+        let submitter = self.access.change(&request)?;
+        let submit = |reply| owner::Request::Submit(request.into_inner(), submitter, reply);
+        let run = self.ask(submit).await??;
         Ok(Response::new(SubmitResponse { run: Some(run) }))
     }
 
     async fn get_run(&self, request: Request<GetRunRequest>) -> Result<Response<GetRunResponse>, Status> {
+        self.access.read(&request)?;
         let run = self.ask(|reply| owner::Request::Get(request.into_inner().run, reply)).await??;
         Ok(Response::new(GetRunResponse { run: Some(run) }))
     }
@@ -70,6 +75,7 @@ impl Coordinator for Service {
         &self,
         request: Request<ListRunsRequest>,
     ) -> Result<Response<ListRunsResponse>, Status> {
+        self.access.read(&request)?;
         let runs = self.ask(|reply| owner::Request::List(request.into_inner(), reply)).await??;
         Ok(Response::new(ListRunsResponse { runs }))
     }
@@ -80,6 +86,7 @@ impl Coordinator for Service {
         &self,
         request: Request<WatchRunRequest>,
     ) -> Result<Response<Self::WatchRunStream>, Status> {
+        self.access.read(&request)?;
         let stream = self.ask(|reply| owner::Request::Watch(request.into_inner().run, reply)).await??;
         Ok(Response::new(Box::pin(ReceiverStream::new(stream).map(Ok))))
     }
@@ -88,18 +95,24 @@ impl Coordinator for Service {
         &self,
         request: Request<CancelRunRequest>,
     ) -> Result<Response<CancelRunResponse>, Status> {
-        let run = self.ask(|reply| owner::Request::Cancel(request.into_inner().run, reply)).await??;
+        let by = self.access.change(&request)?;
+        let run = self.ask(|reply| owner::Request::Cancel(request.into_inner().run, by, reply)).await??;
         Ok(Response::new(CancelRunResponse { run: Some(run) }))
     }
 
     type LogsStream = Replies<LogsResponse>;
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<Self::LogsStream>, Status> {
+        self.access.read(&request)?;
         let stream = self.ask(|reply| owner::Request::Logs(request.into_inner(), reply)).await??;
         Ok(Response::new(Box::pin(ReceiverStream::new(stream).map(Ok))))
     }
 
-    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<ListNodesResponse>, Status> {
+    async fn list_nodes(
+        &self,
+        request: Request<ListNodesRequest>,
+    ) -> Result<Response<ListNodesResponse>, Status> {
+        self.access.read(&request)?;
         Ok(Response::new(self.ask(owner::Request::Nodes).await?))
     }
 
@@ -107,6 +120,7 @@ impl Coordinator for Service {
         &self,
         request: Request<AnnounceRequest>,
     ) -> Result<Response<AnnounceResponse>, Status> {
+        self.access.announce(&request)?;
         let announced = self.announcer.announce(&request.into_inner().address);
         announced.map_err(|error| match error {
             AnnounceError::Address(_) => Status::invalid_argument(error.to_string()),

@@ -2,16 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use muster_proto::limits::{
-    CONNECT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES, RECONNECT_PAUSE,
-    RPC_TIMEOUT, SESSION_COMMANDS,
-};
+use muster_proto::limits::{MAX_MESSAGE_BYTES, RECONNECT_PAUSE, RPC_TIMEOUT, SESSION_COMMANDS};
 use muster_proto::v1::agent_client::AgentClient;
 use muster_proto::v1::{AgentEvent, agent_event};
 use muster_proto::with_causes;
+use muster_tls::{Security, Target, dial, explain};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 
 use crate::owner::Input;
@@ -22,6 +19,13 @@ const COORDINATOR_ID: &str = "muster-coordinator-id";
 const HEALTHY: Duration = Duration::from_secs(10);
 /// Pause after an agent was refused: nothing will change soon.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
+
+/// Who opens sessions, and how they are protected.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    pub coordinator: String,
+    pub security: Security,
+}
 
 /// How a session ended.
 enum End {
@@ -36,7 +40,7 @@ enum End {
 /// says nothing about the agent.
 pub(super) async fn keep(
     address: String,
-    coordinator: String,
+    caller: Caller,
     owner: mpsc::Sender<Input>,
     wanted: watch::Receiver<()>,
 ) {
@@ -44,7 +48,7 @@ pub(super) async fn keep(
     let mut pause = shortest;
     loop {
         let begun = Instant::now();
-        match once(&address, &coordinator, &owner).await {
+        match once(&address, &caller, &owner).await {
             End::OwnerGone => return,
             End::Refused => pause = REFUSED_PAUSE,
             End::Broken(reason) => {
@@ -63,9 +67,9 @@ pub(super) async fn keep(
     }
 }
 
-async fn once(address: &str, coordinator: &str, owner: &mpsc::Sender<Input>) -> End {
+async fn once(address: &str, caller: &Caller, owner: &mpsc::Sender<Input>) -> End {
     let (commands, queue) = mpsc::channel(SESSION_COMMANDS);
-    let opened = match tokio::time::timeout(RPC_TIMEOUT, open(address, coordinator, queue)).await {
+    let opened = match tokio::time::timeout(RPC_TIMEOUT, open(address, caller, queue)).await {
         Ok(opened) => opened,
         Err(_) => Err(format!("it did not begin a session within {RPC_TIMEOUT:?}")),
     };
@@ -111,15 +115,21 @@ async fn once(address: &str, coordinator: &str, owner: &mpsc::Sender<Input>) -> 
 
 async fn open(
     address: &str,
-    coordinator: &str,
+    caller: &Caller,
     queue: mpsc::Receiver<muster_proto::v1::AgentCommand>,
 ) -> Result<(Streaming<AgentEvent>, muster_proto::v1::NodeReport), String> {
-    let channel = connect(address).await.map_err(|error| with_causes(&error))?;
+    caller.security.may_dial(address).map_err(|error| error.to_string())?;
+    let channel = dial(address, Target::Agent, caller.security.tls.as_ref()).await;
+    let channel = channel.map_err(|error| match explain(&error) {
+        Some(trouble) => trouble.text,
+        None => with_causes(&error),
+    })?;
     let mut client = AgentClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let mut request = Request::new(ReceiverStream::new(queue));
-    let id = coordinator.parse().map_err(|_| "the coordinator's identity is no header value".to_owned())?;
+    let id =
+        caller.coordinator.parse().map_err(|_| "the coordinator's identity is no header value".to_owned())?;
     request.metadata_mut().insert(COORDINATOR_ID, id);
     let response = client.session(request).await.map_err(|status| status.message().to_owned())?;
     let mut events = response.into_inner();
@@ -128,14 +138,4 @@ async fn open(
         Some(agent_event::Event::Report(report)) => Ok((events, report)),
         _ => Err("its session did not begin with a report".into()),
     }
-}
-
-async fn connect(address: &str) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .keep_alive_while_idle(true);
-    endpoint.connect().await
 }

@@ -18,13 +18,13 @@ impl Owner {
     pub(super) fn request(&mut self, request: Request) {
         // Who asked may be gone; then the answer is for nobody.
         match request {
-            Request::Submit(submit, reply) => drop(reply.send(self.submit(submit))),
+            Request::Submit(submit, by, reply) => drop(reply.send(self.submit(submit, by))),
             Request::Get(run, reply) => {
                 drop(reply.send(self.find(&run).map(|id| self.message(&id))));
             }
             Request::List(list, reply) => drop(reply.send(Ok(self.list(&list)))),
             Request::Watch(run, reply) => drop(reply.send(self.watch(&run))),
-            Request::Cancel(run, reply) => drop(reply.send(self.cancel(&run))),
+            Request::Cancel(run, by, reply) => drop(reply.send(self.cancel(&run, &by))),
             Request::Logs(logs, reply) => drop(reply.send(self.logs(&logs))),
             Request::Metrics(reply) => drop(reply.send(self.metrics())),
             Request::Nodes(reply) => {
@@ -84,10 +84,10 @@ impl Owner {
         Ok(stream)
     }
 
-    fn cancel(&mut self, run: &str) -> Result<v1::Run, Refusal> {
+    fn cancel(&mut self, run: &str, by: &str) -> Result<v1::Run, Refusal> {
         let id = self.find(run)?;
         let Some(entry) = self.runs.get(&id) else { return Err(Refusal::NotFound(run.into())) };
-        let reason = "cancelled".to_owned();
+        let reason = if by.is_empty() { "cancelled".to_owned() } else { format!("cancelled by {by}") };
         match (entry.row.is_over(), entry.live.is_some()) {
             (true, _) => {
                 let state = entry.row.state.as_str_name().trim_start_matches("RUN_STATE_").to_lowercase();

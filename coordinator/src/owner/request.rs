@@ -34,16 +34,16 @@ pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 /// A request.
 #[derive(Debug)]
 pub enum Request {
-    /// Queue a run.
-    Submit(v1::SubmitRequest, Reply<v1::Run>),
+    /// Queue a run, for somebody if it is known who asks.
+    Submit(v1::SubmitRequest, String, Reply<v1::Run>),
     /// One run.
     Get(String, Reply<v1::Run>),
     /// Many runs.
     List(v1::ListRunsRequest, Reply<Vec<v1::Run>>),
     /// A run and its changes.
     Watch(String, Reply<RunStream>),
-    /// End a run.
-    Cancel(String, Reply<v1::Run>),
+    /// End a run, because somebody asks for it.
+    Cancel(String, String, Reply<v1::Run>),
     /// Log lines of a run.
     Logs(v1::LogsRequest, Reply<LogStream>),
     /// What is known, in the text format of Prometheus.

@@ -18,7 +18,11 @@ use crate::store::{RunRow, StoreError};
 const MAX_PATH_BYTES: usize = 4_096;
 
 impl Owner {
-    pub(super) fn submit(&mut self, request: v1::SubmitRequest) -> Result<v1::Run, Refusal> {
+    pub(super) fn submit(
+        &mut self,
+        request: v1::SubmitRequest,
+        submitter: String,
+    ) -> Result<v1::Run, Refusal> {
         if let Some(run) = self.of_request(&request.request_id)? {
             return Ok(run);
         }
@@ -57,6 +61,7 @@ impl Owner {
             last_recovery_ms: 0,
             requeues: 0,
             progress: None,
+            submitter,
             tenant: request.tenant,
             sweep: request.sweep,
             metric: spec.eval.metric_or_default(spec.task.kind).to_owned(),

@@ -22,9 +22,12 @@ mod tests;
 const SCHEMA: i64 = 1 + MIGRATIONS.len() as i64;
 
 /// What makes tables of version 1 those of version 2, and so on.
-const MIGRATIONS: [&str; 1] = ["ALTER TABLE runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
-    ALTER TABLE runs ADD COLUMN sweep TEXT NOT NULL DEFAULT '';
-    ALTER TABLE runs ADD COLUMN metric TEXT NOT NULL DEFAULT ''"];
+const MIGRATIONS: [&str; 2] = [
+    "ALTER TABLE runs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+     ALTER TABLE runs ADD COLUMN sweep TEXT NOT NULL DEFAULT '';
+     ALTER TABLE runs ADD COLUMN metric TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE runs ADD COLUMN submitter TEXT NOT NULL DEFAULT ''",
+];
 
 /// Tables of version 1.
 const TABLES: &str = "

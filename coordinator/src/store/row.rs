@@ -57,6 +57,8 @@ pub struct RunRow {
     pub requeues: u32,
     /// The furthest progress.
     pub progress: Option<v1::Progress>,
+    /// Who submitted it; empty if nobody proved that.
+    pub submitter: String,
     /// Whose run it is; may be empty.
     pub tenant: String,
     /// The sweep that it belongs to; empty: none.
@@ -88,6 +90,7 @@ impl RunRow {
             last_recovery_ms: self.last_recovery_ms,
             results: self.results.clone(),
             failure: self.failure as i32,
+            submitter: self.submitter.clone(),
             tenant: self.tenant.clone(),
             sweep: self.sweep.clone(),
             metric: self.metric.clone(),
@@ -128,6 +131,7 @@ impl RunRow {
             sweep: row.get("sweep")?,
             metric: row.get("metric")?,
             progress: progress.and_then(|bytes| v1::Progress::decode(bytes.as_slice()).ok()),
+            submitter: row.get("submitter")?,
         })
     }
 }
@@ -141,8 +145,8 @@ impl Store {
         let insert =
             "INSERT INTO runs (id, request_id, name, run_file, run_file_path, overrides, priority, resume,
             state, reason, submitted_ms, started_ms, ended_ms, results, failure, nodes, ranks, incarnation,
-            generation, recoveries, last_recovery_ms, requeues, tenant, sweep, metric)
-            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12, ?13, ?14)";
+            generation, recoveries, last_recovery_ms, requeues, tenant, sweep, metric, submitter)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, 0, '', 0, '[]', 0, 0, 0, 0, 0, 0, ?12, ?13, ?14, ?15)";
         let overrides = serde_json::to_string(&run.overrides).unwrap_or_default();
         let done = self.db.execute(
             insert,
@@ -160,7 +164,8 @@ impl Store {
                 run.submitted_ms as i64,
                 run.tenant,
                 run.sweep,
-                run.metric
+                run.metric,
+                run.submitter
             ],
         );
         self.check("the run", done)?;

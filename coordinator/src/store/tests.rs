@@ -30,6 +30,7 @@ pub(crate) fn row(id: &str) -> RunRow {
         last_recovery_ms: 0,
         requeues: 0,
         progress: None,
+        submitter: "anna".into(),
         tenant: "desk-a".into(),
         sweep: "s1".into(),
         metric: "accuracy".into(),

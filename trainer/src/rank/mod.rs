@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use muster_allreduce::{
-    CommOptions, CostModel, Key, Listener, Member, Membership, Security, Timeouts, World,
+    CommOptions, CostModel, Key, LinkTls, Listener, Member, Membership, Security, Timeouts, World,
 };
 use muster_kernels::Element;
 use muster_proto::v1::rank_event::Event as Told;
@@ -45,6 +45,8 @@ pub struct Seat<'a> {
     pub threads: u32,
     /// Deadlines of the communication with peers.
     pub timeouts: Timeouts,
+    /// Certificates for links to peers, read again for each generation; none: the generation's key alone protects them.
+    pub tls: &'a dyn Fn() -> Result<Option<LinkTls>, String>,
     /// Tells the agent of progress.
     pub reporter: &'a Reporter<'a>,
     /// Where threads run.
@@ -164,7 +166,11 @@ impl Seat<'_> {
         let membership = Membership::new(&self.start.run_id, generation, members, CostModel::default())
             .map_err(|e| TrainError::Peers(e.into()))?;
         let key = Key::new(&install.key).ok_or_else(|| bad("its key is too short".into()))?;
-        let mut options = CommOptions::new(Security::PreSharedKey(key));
+        let security = match (self.tls)().map_err(bad)? {
+            Some(tls) => Security::MutualTls(key, tls),
+            None => Security::PreSharedKey(key),
+        };
+        let mut options = CommOptions::new(security);
         options.timeouts = self.timeouts;
         let is_cancelled = self.control.meeting(install.generation);
         let world =
