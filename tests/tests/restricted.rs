@@ -11,6 +11,7 @@ use muster_tests::headlines::example;
 use muster_tests::sandbox::{CACHE_BYTES, CPUS, Contained, MEMORY_BYTES, Sandbox};
 use muster_tests::{manifests, muster};
 use serde_json::Value;
+use tonic::transport::Endpoint;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -166,8 +167,9 @@ fn health_address(process: &mut Contained) -> String {
 fn serves(address: &str, service: &str) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let Ok(mut client) = HealthClient::connect(format!("http://{address}")).await else { return false };
-        let answer = client.check(HealthCheckRequest { service: service.into() }).await;
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+        let Ok(channel) = endpoint.connect().await else { return false };
+        let answer = HealthClient::new(channel).check(HealthCheckRequest { service: service.into() }).await;
         answer.is_ok_and(|answer| answer.into_inner().status() == ServingStatus::Serving)
     })
 }
