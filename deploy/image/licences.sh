@@ -28,7 +28,7 @@ table=$(cargo tree --locked --quiet -p muster -e normal --prefix none --format '
 sed 's/|/\t/g' <<<"$table" >"$out/crates.tsv"
 
 missing=0
-while IFS='|' read -r package _ repository; do
+while IFS='|' read -r package licence repository; do
     read -r name version <<<"$package"
     version=${version#v}
     found=$(texts "$(source_of "$name" "$version")")
@@ -42,6 +42,10 @@ while IFS='|' read -r package _ repository; do
             found=$(texts "$(source_of "$other" "${its#v}")")
             [ -z "$found" ] || break
         done < <(grep -F "|${repository%/tree/*}" <<<"$table" || true)
+    fi
+    # This text names no holder: it is the same for all.
+    if [ -z "$found" ] && [ "$licence" = Apache-2.0 ]; then
+        found=LICENSE
     fi
     if [ -z "$found" ]; then
         echo "error: no licence text for $name $version: add deploy/image/texts/$name" >&2
