@@ -3,7 +3,7 @@
 CARGO ?= cargo
 MUSTER := target/release/muster
 
-.PHONY: help setup build demo test test-isa test-numa check manifests bench bench-kernels clean
+.PHONY: help setup build demo test test-isa test-numa check gate manifests bench bench-kernels clean
 
 help:
 	@echo "make demo    fine-tune a small DeBERTa on financial headlines, then ask it (about two minutes after the build)"
@@ -55,12 +55,16 @@ manifests:
 test-numa: build
 	bash tests/numa-vm/test.sh $(MUSTER)
 
+# Shares of the machine's peak against those in benches/gate; CI runs it.
+gate: build
+	bash scripts/bench-gate.sh $(MUSTER)
+
 bench: setup
-	$(CARGO) run --release --locked -p muster-bench -- step
+	$(CARGO) run --release --locked -p muster --bin muster -- bench step
 
 # The same kernels in PyTorch, turn by turn: benches/peers/kernels_torch.py.
 bench-kernels: setup
-	$(CARGO) run --release --locked -p muster-bench -- kernels
+	$(CARGO) run --release --locked -p muster --bin muster -- bench kernels
 
 clean:
 	$(CARGO) clean

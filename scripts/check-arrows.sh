@@ -20,6 +20,7 @@ allow muster-kernels
 allow muster-allreduce muster-kernels muster-proto
 allow muster-trainer muster-kernels muster-allreduce muster-proto
 allow muster-coordinator muster-proto
+allow muster-bench muster-kernels muster-allreduce muster-trainer muster-proto
 allow muster-amx-trap
 [ $status -eq 0 ] && echo "crate arrows: as designed"
 exit $status

@@ -1,4 +1,4 @@
-/* MPI_Allreduce of floats, timed as `muster-bench allreduce` times: batches, the slowest rank.
+/* MPI_Allreduce of floats, timed as `muster bench allreduce` times: batches, the slowest rank.
  * Arguments: apart or in-place, optionally fresh (every rank writes its buffer before each operation), then bytes:samples:batch ... ; a line of JSON per size. */
 #include <mpi.h>
 #include <stdio.h>
@@ -44,17 +44,23 @@ int main(int argc, char **argv) {
             /* The first tenth warms up. */
             if (s >= samples / 10) times[s - samples / 10] = time;
         }
+        double *taken = malloc(samples * sizeof *taken);
+        if (!taken) MPI_Abort(MPI_COMM_WORLD, 3);
+        memcpy(taken, times, samples * sizeof *taken);
         qsort(times, samples, sizeof *times, compare);
         double mine[3] = {times[0], times[samples / 2], times[(samples * 99 + 99) / 100 - 1]}, worst[3];
         MPI_Reduce(mine, worst, 3, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
         if (rank == 0) {
-            printf("{\"bytes\": %zu, \"min_us\": %.3f, \"median_us\": %.3f, \"p99_us\": %.3f}\n", bytes, worst[0],
+            printf("{\"bytes\": %zu, \"min_us\": %.3f, \"median_us\": %.3f, \"p99_us\": %.3f, \"samples_us\": [", bytes, worst[0],
                    worst[1], worst[2]);
+            for (size_t s = 0; s < samples; s++) printf("%s%.3f", s ? ", " : "", taken[s]);
+            printf("]}\n");
             fflush(stdout);
         }
         free(in);
         free(out);
         free(times);
+        free(taken);
     }
     MPI_Finalize();
     return 0;

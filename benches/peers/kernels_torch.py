@@ -4,7 +4,7 @@ Both run on the same cores in one interleaved run; a ratio is the median over th
 transformers' DeBERTa-v3 self-attention (eager), which includes the projections that both need: they are measured apart in
 PyTorch and subtracted. MiB are what the first call adds to the process's resident memory.
 
-    python kernels_torch.py --muster ../../target/release/muster-bench --threads 2 [--only linear]
+    python kernels_torch.py --muster ../../target/release/muster --threads 2 [--only linear]
 """
 
 import argparse
@@ -19,7 +19,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfA
 
 
 def median_seconds(call):
-    """Like muster-bench: about 300 ms, at least 5 calls, after one that is not counted."""
+    """Like `muster bench`: about 300 ms, at least 5 calls, after one that is not counted."""
     call()
     samples, start = [], time.perf_counter()
     while len(samples) < 5 or (time.perf_counter() - start < 0.3 and len(samples) < 1000):
@@ -44,11 +44,11 @@ def grown_mib(call):
 
 
 class Muster:
-    """A muster-bench that times cases as they are asked for."""
+    """A muster that times cases as they are asked for."""
 
     def __init__(self, binary, threads):
         self.process = subprocess.Popen(
-            [binary, "kernels", "--serve", "--threads", str(threads)],
+            [binary, "bench", "kernels", "--serve", "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -160,7 +160,7 @@ def compare(case, muster, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--muster", required=True, help="the muster-bench binary")
+    parser.add_argument("--muster", required=True, help="the muster binary")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="")

@@ -8,7 +8,7 @@ per step and prints the test accuracy and the speed.
 DIR holds train.csv and test.csv with the columns text and category.
 
 The same start and order as a Muster run, to compare loss by loss: `--model` a model that Muster saved (with its
-head; labels in its order), `--order` the output of `muster-bench order`, and dropout 0 in both.
+head; labels in its order), `--order` the output of `muster bench order`, and dropout 0 in both.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def arguments():
     parser.add_argument("--warmup-ratio", type=float, default=0.1)
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--max-grad-norm", type=float, default=1.0)
-    parser.add_argument("--order", type=Path, help="rows of each step, from `muster-bench order`")
+    parser.add_argument("--order", type=Path, help="rows of each step, from `muster bench order`")
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast")
     parser.add_argument("--max-steps", type=int, help="stop early (for a quick timing)")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-//! The models and row lengths that the step benchmark runs: shapes only, weights are random.
+//! The models and row lengths that benchmarks of steps run: shapes only, weights are random.
 
 use muster_trainer::model::Config;
 
@@ -24,8 +24,9 @@ pub struct Shape {
     deberta: bool,
 }
 
-/// Every shape of the table. DeBERTa-v3-large is cut to 4 of its 24 layers, so that a step fits a laptop.
-pub const SHAPES: [Shape; 3] = [
+/// Every shape. DeBERTa-v3-large is cut to 4 of its 24 layers, so that a step fits a laptop; `tiny` is for trying the
+/// benchmarks themselves.
+pub const SHAPES: [Shape; 4] = [
     Shape {
         name: "minilm-l6",
         layers: 6,
@@ -53,11 +54,22 @@ pub const SHAPES: [Shape; 3] = [
         vocab: 128_100,
         deberta: true,
     },
+    Shape { name: "tiny", layers: 2, hidden: 128, heads: 4, intermediate: 256, vocab: 1_000, deberta: true },
 ];
 
 impl Shape {
+    /// Rows of the word table.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     /// The configuration as its Hugging Face repository has it.
     pub fn config(&self) -> Config {
+        Config::parse(&self.config_json()).expect("the benchmark's own configuration is valid")
+    }
+
+    /// The text of its `config.json`.
+    pub fn config_json(&self) -> String {
         let family = if self.deberta {
             r#""model_type":"deberta-v2","layer_norm_eps":1e-7,"relative_attention":true,"position_buckets":256,
                "norm_rel_ebd":"layer_norm","share_att_key":true,"pos_att_type":"p2c|c2p","max_relative_positions":-1,
@@ -66,11 +78,10 @@ impl Shape {
             r#""model_type":"bert","layer_norm_eps":1e-12,"type_vocab_size":2"#
         };
         let Self { layers, hidden, heads, intermediate, vocab, .. } = self;
-        let text = format!(
+        format!(
             r#"{{{family},"hidden_size":{hidden},"num_hidden_layers":{layers},"num_attention_heads":{heads},
-               "intermediate_size":{intermediate},"vocab_size":{vocab},"max_position_embeddings":512}}"#
-        );
-        Config::parse(&text).expect("the benchmark's own configuration is valid")
+               "intermediate_size":{intermediate},"vocab_size":{vocab},"max_position_embeddings":512,"pad_token_id":0}}"#
+        )
     }
 
     /// Floating-point operations of forward and backward over rows of these lengths: the linear layers and the

@@ -2,44 +2,21 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use half::bf16;
 use muster_kernels::pool::Pool;
 use muster_kernels::{Element, peak, rng};
 use muster_proto::Step;
 use muster_trainer::batch::{MicroBatch, Targets};
 use muster_trainer::engine::{Engine, Hyper, Update};
 use muster_trainer::model::{Model, random_weights};
-use serde::Serialize;
 
-use crate::shapes::{BANKING77_LENGTHS, Shape};
+use crate::schema::{Better, Metric, Point};
+use crate::shapes::{BANKING77_LENGTHS, SHAPES, Shape};
+use crate::stats::median;
 
 /// Classes of banking77.
 const CLASSES: usize = 77;
-
-/// What was measured for one shape and one precision.
-#[derive(Debug, Serialize)]
-pub struct Measured {
-    /// Shape name.
-    pub model: &'static str,
-    /// `f32` or `bf16`.
-    pub precision: &'static str,
-    /// Compute threads.
-    pub threads: usize,
-    /// Rows of the global batch.
-    pub rows: usize,
-    /// Median seconds per step.
-    pub step_s: f64,
-    /// Every timed step, in seconds.
-    pub samples_s: Vec<f64>,
-    /// Rows per second.
-    pub rows_per_s: f64,
-    /// Real tokens per second; there are no others.
-    pub tokens_per_s: f64,
-    /// 1e9 operations per second of the counted work ([`Shape::step_flops`]).
-    pub gflops: f64,
-    /// `gflops` over the FMA peak measured just before, in percent.
-    pub peak_percent: f64,
-}
 
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
@@ -52,8 +29,63 @@ pub struct Settings {
     pub steps: usize,
 }
 
-/// Runs `settings.steps` steps of `shape` on random rows of banking77's lengths.
-pub fn measure<E: Element>(shape: &Shape, settings: Settings, precision: &'static str) -> Result<Measured> {
+/// Measures every shape whose name contains `only`, in f32 and bf16, round by round.
+///
+/// # Errors
+/// A system that refuses threads.
+pub fn points(settings: Settings, only: &str, rounds: usize) -> Result<Vec<Point>> {
+    let shapes: Vec<&Shape> =
+        SHAPES.iter().filter(|s| s.name.contains(only) && (s.name != "tiny" || only == "tiny")).collect();
+    ensure!(
+        !shapes.is_empty(),
+        "no shape contains {only:?}; there are {}",
+        SHAPES.map(|s| s.name).join(", ")
+    );
+    let mut columns: Vec<Vec<Measured>> = shapes.iter().flat_map(|_| [Vec::new(), Vec::new()]).collect();
+    for _ in 0..rounds.max(1) {
+        for (shape, pair) in shapes.iter().zip(columns.chunks_exact_mut(2)) {
+            pair[0].push(measure::<f32>(shape, settings)?);
+            pair[1].push(measure::<bf16>(shape, settings)?);
+        }
+    }
+    let names = shapes.iter().flat_map(|shape| [(shape.name, "f32"), (shape.name, "bf16")]);
+    Ok(names
+        .zip(columns)
+        .map(|((model, precision), rounds)| point(model, precision, settings, rounds))
+        .collect())
+}
+
+fn point(model: &str, precision: &str, settings: Settings, rounds: Vec<Measured>) -> Point {
+    let column = |pick: fn(&Measured) -> Vec<f64>| rounds.iter().map(pick).collect::<Vec<_>>();
+    // Mean work over each step's time: rows differ in length, and a busy moment of the machine is one sample.
+    let rate = |work: fn(&Measured) -> f64, of: fn(&Measured) -> f64| {
+        let per_s = |m: &Measured| m.seconds.iter().map(|s| work(m) / s / of(m)).collect::<Vec<f64>>();
+        rounds.iter().map(per_s).collect::<Vec<_>>()
+    };
+    let higher = |name, unit, samples| Metric::new(name, unit, Better::Higher, samples);
+    let peak = rounds.iter().map(|m| vec![m.flops / median(&m.seconds) / 1e9 / m.peak]).collect();
+    Point::new(model, &format!("{model} {precision}"), "muster")
+        .dim("threads", settings.threads as f64)
+        .dim("rows", settings.rows as f64)
+        .metric(higher("samples_per_s", "1/s", rate(|m| m.rows, |_| 1.0)))
+        .metric(higher("tokens_per_s", "1/s", rate(|m| m.tokens, |_| 1.0)))
+        .metric(higher("gflops", "GFLOP/s", rate(|m| m.flops, |_| 1e9)))
+        .metric(higher("of_fma_peak", "ratio", peak))
+        .metric(Metric::new("step_s", "s", Better::Lower, column(|m| m.seconds.clone())))
+}
+
+/// One round of one shape; work is the mean of its steps.
+struct Measured {
+    seconds: Vec<f64>,
+    rows: f64,
+    tokens: f64,
+    /// Counted by [`Shape::step_flops`].
+    flops: f64,
+    /// The FMA peak measured just before, in GFLOP/s.
+    peak: f64,
+}
+
+fn measure<E: Element>(shape: &Shape, settings: Settings) -> Result<Measured> {
     let pool = Pool::new(settings.threads)?;
     let peak = peak::measure_fma_peak(&pool);
     let config = shape.config();
@@ -61,7 +93,7 @@ pub fn measure<E: Element>(shape: &Shape, settings: Settings, precision: &'stati
     let weights = random_weights(&pool, &model, 1);
     let hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let mut engine = Engine::<E>::new(model, weights, hyper, 1, pool);
-    let mut samples = Vec::new();
+    let mut seconds = Vec::new();
     let (mut tokens, mut flops) = (0usize, 0.0);
     for step in 0..=settings.steps {
         let batch = batch(&engine, settings.rows, step as u64);
@@ -70,28 +102,18 @@ pub fn measure<E: Element>(shape: &Shape, settings: Settings, precision: &'stati
         engine.apply(&Update { number: step as u64 + 1, learning_rate: 1e-5, max_grad_norm: Some(1.0) });
         // The first step allocates every buffer.
         if step > 0 {
-            samples.push(start.elapsed().as_secs_f64());
+            seconds.push(start.elapsed().as_secs_f64());
             tokens += batch.tokens();
             flops += shape.step_flops(&lengths(&batch));
         }
     }
-    let mut sorted = samples.clone();
-    sorted.sort_by(f64::total_cmp);
-    // Like the peer: mean work over the median time, which a busy moment of the machine doesn't move.
-    let step_s = sorted[sorted.len() / 2];
-    let per_s = |work: f64| work / samples.len() as f64 / step_s;
-    let gflops = per_s(flops) / 1e9;
+    let count = seconds.len().max(1) as f64;
     Ok(Measured {
-        model: shape.name,
-        precision,
-        threads: settings.threads,
-        rows: settings.rows,
-        step_s,
-        rows_per_s: settings.rows as f64 / step_s,
-        tokens_per_s: per_s(tokens as f64),
-        samples_s: samples,
-        gflops,
-        peak_percent: 100.0 * gflops / peak,
+        seconds,
+        rows: settings.rows as f64,
+        tokens: tokens as f64 / count,
+        flops: flops / count,
+        peak,
     })
 }
 

@@ -76,6 +76,11 @@ pub enum Command {
     Report(ReportArgs),
     /// Show what this machine offers to Muster, and what would be slow and why
     Doctor,
+    /// Measure kernels, sums, steps and scaling; compare and chart the results
+    #[command(subcommand)]
+    Bench(muster_bench::BenchCommand),
+    /// Find the fastest ranks, micro-batch and threads of a run by short trials, and write them into a new run file
+    Tune(muster_bench::tune::Options),
     /// Take part in a run as one of its ranks; agents start it
     #[command(hide = true)]
     Rank,
@@ -127,6 +132,9 @@ pub struct TrainArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub run: RunArgs,
+    /// Forecast rates on 2 to 1024 nodes from what `muster bench scaling --output` measured
+    #[arg(long, value_name = "SCALING.json")]
+    pub measured: Option<PathBuf>,
 }
 
 /// Arguments of `muster report`.

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::{Cli, Command, Global};
 use crate::exit::Exit;
-use crate::{cluster, doctor, eval, plan, predict, rank, run_page, train};
+use crate::{bench, cluster, doctor, eval, plan, predict, rank, run_page, train};
 
 /// Runs the command of the arguments.
 ///
@@ -23,6 +23,8 @@ pub fn run(cli: Cli) -> anyhow::Result<Exit> {
         Command::Predict(args) => predict::run(args),
         Command::Report(args) => run_page::run(args, global),
         Command::Doctor => doctor::run(global),
+        Command::Bench(command) => bench::run(command, global),
+        Command::Tune(options) => bench::tune(options, global),
         Command::Rank => rank::run(global),
         Command::Coordinator(args) => cluster::coordinator(args),
         Command::Trainer(args) => cluster::trainer(args),

@@ -17,23 +17,26 @@ pub enum Exit {
     Diverged,
     /// Not enough memory or disk.
     Resources,
+    /// A comparison of benchmarks found something that got worse.
+    Worse,
     /// Stopped by a signal after a checkpoint was saved: `--resume` continues.
     Interrupted,
 }
 
 /// The codes as `--help` shows them.
 pub const HELP: &str = "Exit codes: 0 done, 1 failed, 2 wrong arguments or run file, 3 unusable data or model, \
-4 training diverged, 5 not enough memory or disk, 75 stopped by a signal after saving (train --resume continues), 130 stopped at once by a second signal.";
+4 training diverged, 5 not enough memory or disk, 6 a benchmark got worse, 75 stopped by a signal after saving (train --resume continues), 130 stopped at once by a second signal.";
 
 impl Exit {
     /// Every exit.
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Success,
         Self::Failure,
         Self::Usage,
         Self::Data,
         Self::Diverged,
         Self::Resources,
+        Self::Worse,
         Self::Interrupted,
     ];
 
@@ -52,6 +55,7 @@ impl Exit {
             Self::Data => 3,
             Self::Diverged => 4,
             Self::Resources => 5,
+            Self::Worse => 6,
             // EX_TEMPFAIL of sysexits.h: try again later.
             Self::Interrupted => 75,
         }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod args;
+mod bench;
 mod cluster;
 mod commands;
 mod doctor;

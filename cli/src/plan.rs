@@ -13,6 +13,9 @@ use crate::commands::{print, table};
 use crate::exit::Exit;
 use crate::survey::survey;
 use crate::{host, stop};
+use forecast::Carried;
+
+mod forecast;
 
 /// What `muster plan --json` prints.
 #[derive(Debug, Serialize)]
@@ -29,9 +32,14 @@ struct Printed<'a> {
     peak_memory_bytes: u64,
     usable_memory_bytes: u64,
     gradient_bytes: u64,
+    embedding_bytes: u64,
+    embedding_row_bytes: u64,
     traffic_bytes: u64,
     flops: f64,
+    tokens_per_step: f64,
     refusal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forecast: Option<Carried>,
 }
 
 /// Prints the plan of a run; ends with the refusal if the run can't start.
@@ -44,8 +52,11 @@ pub fn run(args: &PlanArgs, global: &Global) -> anyhow::Result<Exit> {
     let stop = stop::on_signals()?;
     let run = survey(&spec, &host, &stop, global).context("can't plan the run")?;
     let plan = plan(&spec, &run.dims, &run.stats, &host)?;
-    let printed = printed(&spec, &plan, &host);
-    print(global, &printed, || render(&spec, &plan))?;
+    let mut printed = printed(&spec, &plan, (&run.dims, &run.stats), &host);
+    printed.forecast =
+        args.measured.as_ref().map(|path| forecast::carried(path, &spec, &printed)).transpose()?;
+    let further = printed.forecast.as_ref().map_or_else(String::new, Carried::text);
+    print(global, &printed, || render(&spec, &plan) + &further)?;
     plan.admit()?;
     Ok(Exit::Success)
 }
@@ -79,7 +90,13 @@ fn cpu_facts(report: &isa::Report) -> CpuFacts {
     }
 }
 
-fn printed<'a>(spec: &'a RunSpec, plan: &'a DerivedPlan, host: &HostFacts) -> Printed<'a> {
+fn printed<'a>(
+    spec: &'a RunSpec,
+    plan: &'a DerivedPlan,
+    (model, data): (&ModelDims, &DatasetStats),
+    host: &HostFacts,
+) -> Printed<'a> {
+    let rows = spec.train.global_batch.min(data.rows.max(1) as usize);
     Printed {
         run: &spec.name,
         decisions: &plan.decisions,
@@ -93,8 +110,12 @@ fn printed<'a>(spec: &'a RunSpec, plan: &'a DerivedPlan, host: &HostFacts) -> Pr
         peak_memory_bytes: plan.memory.total(),
         usable_memory_bytes: host.memory.usable(),
         gradient_bytes: plan.gradient_bytes,
+        embedding_bytes: 4 * model.embedding_parameters,
+        embedding_row_bytes: 4 * model.hidden as u64,
         traffic_bytes: plan.traffic_bytes,
         flops: plan.flops,
+        tokens_per_step: data.mean_tokens() * rows as f64,
+        forecast: None,
         refusal: plan.refusal.as_ref().map(ToString::to_string),
     }
 }
@@ -114,7 +135,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn example() -> (RunSpec, DerivedPlan, HostFacts) {
+    fn example() -> (RunSpec, DerivedPlan, (ModelDims, DatasetStats), HostFacts) {
         let text = "version = 1\n[model]\npath = \"a/b\"\n[task]\ntype = \"single_label\"\n[data]\ntrain = \"t.csv\"\n\
             [train]\nepochs = 2\nthreads = 1\nwarmup_steps = 0\n";
         let spec = RunSpec::parse(text, Path::new("headlines.toml")).expect("a valid run file");
@@ -143,12 +164,12 @@ mod tests {
         host.memory.available = 1 << 40;
         host.memory.group_free = None;
         let plan = plan(&spec, &model, &data, &host).expect("one rank fits any machine");
-        (spec, plan, host)
+        (spec, plan, (model, data), host)
     }
 
     #[test]
     fn every_decision_is_printed_with_its_reason_and_warnings_follow() {
-        let (spec, plan, _) = example();
+        let (spec, plan, ..) = example();
         let text = render(&spec, &plan);
         assert!(text.starts_with("plan of headlines\n\n decision"), "{text}");
         for decision in &plan.decisions {
@@ -163,10 +184,14 @@ mod tests {
 
     #[test]
     fn programs_read_numbers_instead_of_words() {
-        let (spec, plan, host) = example();
-        let json = serde_json::to_value(printed(&spec, &plan, &host)).expect("plain values");
+        let (spec, plan, (model, data), host) = example();
+        let json = serde_json::to_value(printed(&spec, &plan, (&model, &data), &host)).expect("plain values");
         assert_eq!((json["steps_per_epoch"].as_u64(), json["steps"].as_u64()), (Some(4), Some(8)));
         assert_eq!(json["gradient_bytes"], 4 * 22_743_000u64);
+        assert_eq!(
+            (&json["embedding_bytes"], &json["tokens_per_step"]),
+            (&(4 * 11_920_000).into(), &480.0.into())
+        );
         assert!(json["peak_memory_bytes"].as_u64() > Some(16 * 22_743_000));
         assert_eq!(json["refusal"], serde_json::Value::Null);
     }

@@ -1,6 +1,6 @@
 # What the machine's process 1 asks, in the words of busybox.
 
-STEPS=10
+STEPS=16
 LOOK_AT=2
 
 # Forty short rows of two labels.
@@ -32,7 +32,7 @@ learning_rate = 1e-3
 precision = "f32"
 log_every_steps = 1
 [ranks]
-# Nobody may be given up here for being slow, or for being looked at.
+# Nobody may be given up here for being slow.
 patience_s = 3600
 END
 }
@@ -47,8 +47,17 @@ rank_processes() {
     done
 }
 
+# What the system says of a process, kept: what is looked at goes on meanwhile, and everything is slow here.
+keep() { # pid
+    mkdir -p seen/$1
+    cat /proc/$1/numa_maps >seen/$1/numa_maps
+    cat /proc/$1/task/*/stat >seen/$1/stats
+    grep -h '^Cpus_allowed_list:' /proc/$1/status /proc/$1/task/*/status >seen/$1/allowed
+}
+
+# The CPUs of its first thread.
 allowed() { # pid
-    awk '/^Cpus_allowed_list:/ { print $2 }' /proc/$1/status
+    awk 'NR == 1 { print $2 }' seen/$1/allowed
 }
 
 # The NUMA node of a CPU list of this machine; "mixed" if it is not one.
@@ -61,37 +70,39 @@ node_of_cpus() {
 }
 
 threads_within() { # pid, node
-    for task in /proc/$1/task/*; do
-        cpus=$(awk '/^Cpus_allowed_list:/ { print $2 }' $task/status)
-        [ "$(node_of_cpus "$cpus")" = "$2" ] || { echo "  $(cat $task/comm) may use CPUs $cpus"; return 1; }
-        # Field 39 is the CPU that it runs on.
-        cpu=$(sed 's/.*) //' $task/stat | awk '{ print $37 }')
-        [ "$(node_of_cpus "$cpu")" = "$2" ] || { echo "  $(cat $task/comm) runs on CPU $cpu"; return 1; }
+    [ "$(wc -l <seen/$1/stats)" -ge 5 ] || { echo "  it has $(wc -l <seen/$1/stats) threads"; return 1; }
+    for cpus in $(awk '{ print $2 }' seen/$1/allowed); do
+        [ "$(node_of_cpus "$cpus")" = "$2" ] || { echo "  a thread may use CPUs $cpus"; return 1; }
+    done
+    # Field 39 is the CPU that a thread runs on, or ran on last.
+    for cpu in $(sed 's/.*) //' seen/$1/stats | awk '{ print $37 }'); do
+        [ "$(node_of_cpus "$cpu")" = "$2" ] || { echo "  a thread runs on CPU $cpu"; return 1; }
     done
 }
 
-# Own pages: anonymous ones, and those of the arena that carries the process's number. Both numbers, then in words.
+# Own pages: anonymous ones, and those of the arena that carries the process's number. On the node, in all, of the arena.
 count_pages() { # pid, node
     awk -v own="muster-shm-$1\\" -v node="N$2" '
         /file=/ && index($0, own) == 0 { next }
         { for (i = 3; i <= NF; i++) if ($i ~ /^N[0-9]+=/) { split($i, p, "="); all += p[2]; if (p[1] == node) mine += p[2]
             if (index($0, own)) arena += p[2] } }
-        END { printf "%d %d %d\n", mine, all, arena }' /proc/$1/numa_maps
+        END { printf "%d %d %d\n", mine, all, arena }' seen/$1/numa_maps
 }
 
 pages() { # pid, node
-    count_pages "$@" | awk '{ printf "%d of %d own pages (%d of the arena) are local, %.2f %%", $1, $2, $3, 100 * $1 / $2 }'
+    count_pages "$@" |
+        awk '{ printf "%d of %d own pages (%d of the arena) are local, %.2f %%", $1, $2, $3, $2 ? 100 * $1 / $2 : 0 }'
 }
 
 local_enough() { # pid, node
-    [ "$2" != mixed ] && count_pages "$@" | awk '
+    count_pages "$@" | awk '
         { enough = $2 > 1000 && $3 > 100 && $1 >= 0.95 * $2 }
         END { exit !enough }'
 }
 
 # Established TCP connections of the machine.
 connections() {
-    cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk '$4 == "01"' | wc -l
+    awk '$4 == "01"' seen/tcp | wc -l
 }
 
 # Losses by step, of a run's log.

@@ -9,9 +9,9 @@ trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{bin,proc,sys,dev,tmp,work}
 cp /bin/busybox "$root/bin/busybox"
 for name in sh mount; do ln -s busybox "$root/bin/$name"; done
-cp "$program" "$root/bin/"
+cp "$program" "$root/bin/muster"
 # Debugging symbols would be most of what has to be unpacked in there.
-if command -v strip >/dev/null; then strip "$root/bin/$(basename "$program")"; fi
+if command -v strip >/dev/null; then strip "$root/bin/muster"; fi
 for library in $(ldd "$program" | grep -oE '/[^ ]+'); do
     mkdir -p "$root$(dirname "$library")"
     cp -L "$library" "$root$library"

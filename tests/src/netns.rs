@@ -105,8 +105,10 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         // Namespaces that were never made are an error that doesn't matter.
-        (0..self.nodes).for_each(|node| drop(ip(&["netns", "del", &self.node(node)])));
-        ip(&["netns", "del", &self.switch()]);
+        let nodes = (0..self.nodes).map(|node| self.node(node));
+        nodes.chain([self.switch()]).for_each(|space| {
+            ip(&["netns", "del", &space]);
+        });
     }
 }
 

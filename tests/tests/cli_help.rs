@@ -11,10 +11,13 @@ fn help(args: &[&str]) -> String {
 #[test]
 fn help_of_every_command() {
     insta::assert_snapshot!("muster", help(&["--help"]));
-    let alone = ["train", "plan", "eval", "predict", "doctor"];
+    let alone = ["train", "plan", "eval", "predict", "doctor", "bench", "tune"];
     let cluster = ["coordinator", "trainer", "submit", "runs", "status", "logs", "cancel", "nodes"];
     for command in alone.into_iter().chain(cluster) {
         insta::assert_snapshot!(command, help(&[command, "--help"]));
+    }
+    for benchmark in ["scaling", "compare"] {
+        insta::assert_snapshot!(format!("bench-{benchmark}"), help(&["bench", benchmark, "--help"]));
     }
 }
 

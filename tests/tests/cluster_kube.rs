@@ -40,7 +40,7 @@ fn pods_come_and_go_and_are_made_again_and_training_goes_on() {
     let mut pods: Vec<Process> =
         (0..2).map(|n| pod(&kube, &cluster, &format!("trainer-{n}"), &format!("u{n}"))).collect();
     cluster.until_nodes(2);
-    let file = cluster.run_file("elastic", 900, "nodes = 2\nper_node = 1\nmin = 1\nmax = 4");
+    let file = cluster.run_file("elastic", 700, "nodes = 2\nper_node = 1\nmin = 1\nmax = 4");
     let run = cluster.submit(&file);
     cluster.until_step(&run, 10);
 
@@ -74,7 +74,7 @@ fn pods_come_and_go_and_are_made_again_and_training_goes_on() {
     let _coordinator = cluster.coordinator();
     cluster.until(&run, "three ranks that the new coordinator knows", |run| training(run) == 3);
     cluster.until_state(&run, "succeeded");
-    assert_eq!(cluster.steps("elastic"), (1..=900).collect::<Vec<u64>>(), "every step once");
+    assert_eq!(cluster.steps("elastic"), (1..=700).collect::<Vec<u64>>(), "every step once");
     let text = cluster.text(&["nodes"]);
     assert!(
         text.contains("found by EndpointSlices of trainers in ml (") && text.contains(" s old)"),
@@ -157,7 +157,7 @@ fn an_agent_that_ends_while_the_coordinator_is_away_lets_its_ranks_save() {
     let (cluster, coordinator) = Cluster::start(dir.path(), rank());
     let mut agents = ["a", "b"].map(|name| cluster.agent(name));
     cluster.until_nodes(2);
-    let run = cluster.submit(&cluster.run_file("alone", 800, "nodes = 2\nper_node = 1"));
+    let run = cluster.submit(&cluster.run_file("alone", 400, "nodes = 2\nper_node = 1"));
     cluster.until_step(&run, 10);
     coordinator.kill();
     let before = cluster.steps("alone").len() as u64;
@@ -171,11 +171,12 @@ fn an_agent_that_ends_while_the_coordinator_is_away_lets_its_ranks_save() {
     let _coordinator = cluster.coordinator();
     let _agents = ["a", "b"].map(|name| cluster.agent(name));
     cluster.until_state(&run, "succeeded");
-    assert_eq!(cluster.steps("alone"), (1..=800).collect::<Vec<u64>>(), "no step is lost");
+    assert_eq!(cluster.steps("alone"), (1..=400).collect::<Vec<u64>>(), "no step is lost");
 }
 
 #[test]
 fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
+    use tonic::transport::Endpoint;
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -188,7 +189,8 @@ fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ask = |service: &str| {
         runtime.block_on(async {
-            let mut client = HealthClient::connect(format!("http://{at}")).await.unwrap();
+            let channel = Endpoint::from_shared(format!("http://{at}")).unwrap().connect().await.unwrap();
+            let mut client = HealthClient::new(channel);
             let answer = client.check(HealthCheckRequest { service: service.into() }).await.unwrap();
             answer.into_inner().status()
         })

@@ -12,6 +12,9 @@ use muster_tests::muster;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 
+/// Enough for two changes of CPUs, which take a few looks of 0.1 s each.
+const STEPS: usize = 300;
+
 /// The first two CPUs that this process may use; none if it has one.
 fn two_cpus() -> Option<[u32; 2]> {
     let set = sched_getaffinity(None).unwrap();
@@ -61,7 +64,7 @@ impl Drop for Run {
 impl Run {
     /// Starts a run on these two CPUs.
     fn start(dir: &Path, name: &str, ranks: u32, cpus: [u32; 2]) -> Self {
-        let file = run_file(dir, name, "max_steps = 600");
+        let file = run_file(dir, name, &format!("max_steps = {STEPS}"));
         let (errors, out) = (dir.join(format!("{name}.err")), dir.join(format!("{name}.out")));
         let mut command = muster(&["train", "--json", "--set", "train.threads=auto", "--ranks"]);
         command.arg(ranks.to_string()).arg(file).env("MUSTER_PLACE_INTERVAL_S", "0.1");
@@ -119,7 +122,7 @@ fn a_run_follows_its_cpus_between_steps_and_no_bit_changes() {
     assert_eq!((place(&calm, "rebinds"), place(&moved, "rebinds")), (0, 2));
     assert_eq!((place(&moved, "cores"), place(&moved, "threads")), (2, 2));
     let log = log(dir.path(), "moved");
-    assert_eq!(log.iter().filter(|line| line["kind"] == "train").count(), 600);
+    assert_eq!(log.iter().filter(|line| line["kind"] == "train").count(), STEPS);
 }
 
 #[test]

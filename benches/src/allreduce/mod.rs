@@ -1,11 +1,12 @@
 //! Collective operations in the manner of nccl-tests: sizes, minimum, median and p99 of the slowest rank, algbw
 //! and busbw, and how near they come to memcpy, measured by the same processes.
 //!
-//! Every rank is a process of its own: this program again, as `allreduce --worker ..`. A sample is the mean of
+//! Every rank is a process of its own: this program again, as `bench allreduce --worker ..`. A sample is the mean of
 //! a batch of operations; the parent takes the slowest rank.
 
 mod case;
 mod network;
+mod peers;
 mod report;
 mod worker;
 mod world;
@@ -17,6 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub use case::{Case, Path};
 use report::Line;
+
+use crate::schema::Point;
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -44,14 +47,20 @@ pub struct Options {
     /// the caches of the cores that read them
     #[arg(long)]
     fresh: bool,
-    /// Print one JSON object per line instead of the table
-    #[arg(long)]
-    json: bool,
+    /// How often everything is measured, in turns
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Let Open MPI do the same, in turns
+    #[arg(long, conflicts_with = "addresses")]
+    mpi: bool,
+    /// Interpreter with PyTorch: let Gloo do the same, in turns
+    #[arg(long, value_name = "PATH", conflicts_with = "addresses")]
+    torch_python: Option<std::path::PathBuf>,
     /// Addresses of all ranks, for a run across machines: this process is rank --rank, and TCP the only path
     #[arg(long, value_delimiter = ',', requires = "rank")]
     addresses: Vec<std::net::SocketAddr>,
     /// Key that all ranks share, at least 16 bytes
-    #[arg(long, default_value = "muster-bench, no secret")]
+    #[arg(long, default_value = "muster bench, no secret")]
     key: String,
     /// Internal: this process is a rank of the named run
     #[arg(long, hide = true)]
@@ -61,28 +70,72 @@ pub struct Options {
     rank: Option<usize>,
 }
 
-/// Runs the benchmark, or one rank of it.
-pub fn run(options: &Options) -> Result<()> {
-    if let Some(run) = &options.worker {
-        return worker::run(options, run);
+impl Options {
+    /// Whether this process is a rank that its parent reads.
+    pub fn is_worker(&self) -> bool {
+        self.worker.is_some()
     }
+
+    /// How the points were made, for the file.
+    pub fn describe(&self) -> String {
+        let ranks = self.addresses.len().max(self.ranks);
+        format!("sums of {} over {ranks} ranks, in place or apart by path", self.dtype)
+    }
+}
+
+/// Is one rank of a benchmark; lines go to standard output.
+///
+/// # Errors
+/// Ranks that don't come together.
+pub fn work(options: &Options) -> Result<()> {
+    worker::run(options, options.worker.as_deref().context("a worker has a run")?)
+}
+
+/// Runs the benchmark on processes of this machine, started as `program bench allreduce ..`; or is one rank of one across
+/// machines.
+///
+/// # Errors
+/// Ranks that don't come together, or that end early.
+pub fn points(options: &Options, program: &std::path::Path) -> Result<Vec<Point>> {
     if !options.addresses.is_empty() {
         return worker::across_machines(options);
     }
     ensure!(options.ranks > 0, "--ranks must be at least 1");
-    let mut children = Vec::new();
-    let run = format!("bench-{}", std::process::id());
-    for rank in 0..options.ranks {
-        children.push(Rank::start(options, &run, rank)?);
-    }
-    report::title(options);
-    for &path in &options.paths {
-        for &case in &options.sizes {
-            let lines = children.iter_mut().map(Rank::line).collect::<Result<Vec<_>>>()?;
-            report::row(options, path, case, &Line::slowest(&lines));
+    let dir = tempfile::Builder::new()
+        .prefix("muster-bench-")
+        .tempdir()
+        .context("can't make a temporary directory")?;
+    let peers = peers::prepare(options, dir.path())?;
+    let cases = options.paths.len() * options.sizes.len();
+    let mut rounds: Vec<Vec<Line>> = vec![Vec::new(); cases];
+    let mut theirs: Vec<Vec<Line>> = vec![Vec::new(); peers.len() * options.sizes.len()];
+    for round in 0..options.rounds.max(1) {
+        let run = format!("bench-{}-{round}", std::process::id());
+        let start = |rank| Rank::start(options, program, &run, rank);
+        let mut children = (0..options.ranks).map(start).collect::<Result<Vec<_>>>()?;
+        for lines in &mut rounds {
+            let all = children.iter_mut().map(Rank::line).collect::<Result<Vec<_>>>()?;
+            lines.push(Line::slowest(&all));
+        }
+        children.into_iter().try_for_each(Rank::end)?;
+        for (peer, lines) in peers.iter().zip(theirs.chunks_exact_mut(options.sizes.len())) {
+            for (lines, line) in lines.iter_mut().zip(peer.run(options, dir.path())?) {
+                lines.push(line);
+            }
         }
     }
-    children.into_iter().try_for_each(Rank::end)
+    let mut points = Vec::new();
+    let sizes = || options.sizes.iter();
+    for (path, lines) in options.paths.iter().zip(rounds.chunks_exact(options.sizes.len())) {
+        points.extend(sizes().zip(lines).map(|(&case, lines)| report::point(options, *path, case, lines)));
+    }
+    for (peer, lines) in peers.iter().zip(theirs.chunks_exact(options.sizes.len())) {
+        let named = sizes().zip(lines);
+        points.extend(
+            named.map(|(&case, lines)| report::of_peer(options, (peer.library, peer.path), case, lines)),
+        );
+    }
+    Ok(points)
 }
 
 /// A rank's process.
@@ -93,10 +146,10 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(options: &Options, run: &str, rank: usize) -> Result<Self> {
+    fn start(options: &Options, program: &std::path::Path, run: &str, rank: usize) -> Result<Self> {
         let join = |list: Vec<String>| list.join(",");
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg("allreduce")
+        let mut child = Command::new(program)
+            .args(["bench", "allreduce"])
             .args(["--ranks", &options.ranks.to_string(), "--rank", &rank.to_string(), "--worker", run])
             .args(["--dtype", &options.dtype, "--key", &options.key])
             .args(["--sizes", &join(options.sizes.iter().map(ToString::to_string).collect())])

@@ -13,6 +13,7 @@ use muster_kernels::reduce::Number;
 
 use super::report::{self, Line};
 use super::{Case, Options, Path, network, world};
+use crate::schema::Point;
 
 /// Measures every case and writes a line for each.
 pub fn run(options: &Options, run: &str) -> Result<()> {
@@ -45,8 +46,8 @@ pub fn run(options: &Options, run: &str) -> Result<()> {
     }
 }
 
-/// Measures TCP among ranks that were started one by one; rank 0 reports.
-pub fn across_machines(options: &Options) -> Result<()> {
+/// Measures TCP among ranks that were started one by one; rank 0 has the points.
+pub fn across_machines(options: &Options) -> Result<Vec<Point>> {
     let (me, ranks) = (options.rank.unwrap_or(0), options.addresses.len());
     ensure!(me < ranks, "--rank {me} has no address; --addresses has {ranks}");
     ensure!(options.dtype == "f32", "across machines only f32 is timed");
@@ -55,17 +56,15 @@ pub fn across_machines(options: &Options) -> Result<()> {
     let alone = ShmGroup::join(ShmOptions::new(&format!("bench-{}", std::process::id()), 1, 0, 1))?;
     let mut bench = Bench::<f32>::new(options, (me, ranks), alone, Some(tcp), None, |x| x as f32);
     let options = Options { ranks, paths: vec![Path::Tcp], ..options.clone() };
-    if me == 0 {
-        report::title(&options);
-    }
+    let mut points = Vec::new();
     for &case in &options.sizes {
         let line = bench.case(Path::Tcp, case)?;
-        let all = bench.everybody(&line)?;
-        if me == 0 {
-            report::row(&options, Path::Tcp, case, &Line::slowest(&all));
-        }
+        let mut slowest = Line::slowest(&bench.everybody(&line)?);
+        // Samples stay where they were taken; those of this rank are as good as any: operations are collective.
+        slowest.samples_us = line.samples_us;
+        points.push(report::point(&options, Path::Tcp, case, &[slowest]));
     }
-    Ok(())
+    Ok(if me == 0 { points } else { Vec::new() })
 }
 
 fn largest(options: &Options) -> usize {
@@ -205,6 +204,7 @@ impl<T: Number> Bench<T> {
         }
         let cpu = (cpu_seconds() - cpu) / start.elapsed().as_secs_f64();
         self.barrier()?;
+        let samples_us = samples.clone();
         samples.sort_by(f64::total_cmp);
         copies.sort_by(f64::total_cmp);
         Ok(Line {
@@ -213,6 +213,7 @@ impl<T: Number> Bench<T> {
             p99_us: samples[(samples.len() * 99).div_ceil(100) - 1],
             memcpy_us: copies[copies.len() / 2],
             cpu,
+            samples_us,
         })
     }
 

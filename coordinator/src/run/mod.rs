@@ -31,6 +31,7 @@ pub struct Recipe {
 }
 
 /// What to do for a run, in this order.
+#[allow(clippy::large_enum_variant, reason = "short lists, each effect moved once")]
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Store that processes were numbered up to this.

@@ -8,7 +8,7 @@ use super::chart::{Chart, Line};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::durable::replace_file;
 use crate::metrics::{LabelReport, Report};
-use crate::train::{EvalRecord, Line as LogLine, Results, StepRecord};
+use crate::train::{EvalRecord, Line as LogLine, RankPlace, Results, StepRecord};
 
 /// Name of the page in the output directory.
 pub const PAGE: &str = "report.html";
@@ -126,6 +126,9 @@ impl Story {
                     page.push_str(&numbers(title, report));
                 }
             }
+        }
+        if let Some(results) = self.results.as_ref().filter(|results| !results.ranks.is_empty()) {
+            page.push_str(&ranks(&results.ranks));
         }
         page.push_str("</body></html>\n");
         page
@@ -250,6 +253,20 @@ fn numbers(title: &str, report: &Report) -> String {
         text.push_str(&confusion(labels, &r.confusion));
     }
     text
+}
+
+/// What ranks had of their machines.
+fn ranks(ranks: &[RankPlace]) -> String {
+    let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
+    let row = |rank: &RankPlace| {
+        let place = rank.place;
+        let threads = format!("{}{}", place.threads, if place.is_pinned { " pinned" } else { "" });
+        let shares = [percent(rank.numa_local), percent(rank.throttled)];
+        let numbers = [rank.rank.to_string(), place.cores.to_string(), threads];
+        numbers.into_iter().chain(shares).chain([place.rebinds.to_string()]).collect()
+    };
+    let head = ["rank", "cores", "threads", "NUMA-local memory", "periods throttled", "bound anew"];
+    format!("<h2>Ranks</h2>\n{}", table(&head, ranks.iter().map(row)))
 }
 
 fn confusion(labels: &[LabelReport], counts: &[Vec<u64>]) -> String {

@@ -42,6 +42,9 @@ pub struct StepRecord {
     pub compute_s: f64,
     /// Seconds that it then waited for the sums of gradients; 0 if it is alone.
     pub exposed_s: f64,
+    /// The part of `exposed_s` in which other ranks still computed; the rest is communication that nothing hides.
+    #[serde(default)]
+    pub wait_s: f64,
 }
 
 /// One evaluation.
@@ -252,6 +255,7 @@ mod tests {
             data_s: 0.0,
             compute_s: 1.0,
             exposed_s: 0.0,
+            wait_s: 0.0,
         }
     }
 

@@ -150,6 +150,7 @@ impl<E: Element> Trainer<'_, E> {
             data_s: times.data.as_secs_f64(),
             compute_s: times.compute.as_secs_f64(),
             exposed_s: times.exposed.as_secs_f64(),
+            wait_s: times.early.as_secs_f64(),
         };
         if self.settings.pace.logs(self.state.step) {
             self.log_line(Line::Train(record.clone()))?;
