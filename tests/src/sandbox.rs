@@ -68,6 +68,8 @@ impl Sandbox {
         // As the chart sets them.
         command.envs([("HOME", "/tmp"), ("XDG_CACHE_HOME", "/cache"), ("HF_HOME", "/cache/huggingface")]);
         command.envs([("MUSTER_MEMORY_VOLUMES", "/cache"), ("MUSTER_POD_IP", "127.0.0.1")]);
+        command.envs([("MUSTER_POD_NAME", "trainer-0"), ("MUSTER_POD_UID", "0123")]);
+        command.envs([("MUSTER_POD_NAMESPACE", "muster"), ("MUSTER_NODE_NAME", "machine")]);
         command
     }
 
