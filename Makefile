@@ -55,7 +55,7 @@ manifests:
 test-numa: build
 	bash tests/numa-vm/test.sh $(MUSTER)
 
-# Shares of the machine's peak against those in benches/gate; CI runs it.
+# Shares of the machine's peak against those in benches/gate.
 gate: build
 	bash scripts/bench-gate.sh $(MUSTER)
 
