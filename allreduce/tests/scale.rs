@@ -1,5 +1,5 @@
 //! Many ranks that do nothing, and more elements than 32 bits count.
-#![allow(clippy::unwrap_used, reason = "helpers of tests stand outside of them")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests stand outside of them")]
 
 mod common;
 

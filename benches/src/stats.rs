@@ -44,7 +44,7 @@ pub fn median(values: &[f64]) -> f64 {
 /// Source: Davison, Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8 (percentile intervals of a
 /// two-stage bootstrap).
 pub fn estimate(rounds: &[Vec<f64>]) -> Estimate {
-    estimate_by(rounds, |draw| median(draw))
+    estimate_by(rounds, median)
 }
 
 /// As [`estimate`], for another statistic.

@@ -56,7 +56,7 @@ fn solve<const K: usize>(equations: &[Equation<K>], chosen: &[usize]) -> Option<
     // Factors differ by many orders of magnitude; columns are brought to length 1.
     let norm = |i: usize| equations.iter().map(|e| (e.factors[i] / e.scale).powi(2)).sum::<f64>().sqrt();
     let norms: Vec<f64> = chosen.iter().map(|&i| norm(i)).collect();
-    if norms.iter().any(|n| *n == 0.0) || equations.len() < k {
+    if norms.contains(&0.0) || equations.len() < k {
         return None;
     }
     let mut rows = vec![vec![0.0; k + 1]; k];
@@ -76,9 +76,8 @@ fn solve<const K: usize>(equations: &[Equation<K>], chosen: &[usize]) -> Option<
         for row in 0..k {
             if row != pivot {
                 let factor = rows[row][pivot] / rows[pivot][pivot];
-                for column in pivot..=k {
-                    rows[row][column] -= factor * rows[pivot][column];
-                }
+                let from = rows[pivot].clone();
+                rows[row].iter_mut().zip(from).skip(pivot).for_each(|(x, y)| *x -= factor * y);
             }
         }
     }

@@ -238,8 +238,11 @@ pub struct BarChart {
     /// Names of the parts, for the legend; empty if there is one.
     pub parts: Vec<String>,
     /// Name, parts, and the interval of their sum.
-    pub bars: Vec<(String, Vec<f64>, Option<(f64, f64)>)>,
+    pub bars: Vec<Bar>,
 }
+
+/// Name, parts, and the interval of their sum.
+pub type Bar = (String, Vec<f64>, Option<(f64, f64)>);
 
 impl BarChart {
     /// Draws it.

@@ -341,10 +341,10 @@ impl Owner {
             start.listen.clone_from(&self.options.listen);
         }
         start.node.clone_from(&self.options.node);
-        if alive == 0 {
-            if let Some(facts) = self.aside.news() {
-                self.options.facts = facts;
-            }
+        if alive == 0
+            && let Some(facts) = self.aside.news()
+        {
+            self.options.facts = facts;
         }
         if start.cpus.is_empty() {
             let split = split_cpus(&self.options.facts, start.local_ranks as usize, world);
