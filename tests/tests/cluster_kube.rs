@@ -201,11 +201,11 @@ fn probes_see_who_is_alive_who_has_started_and_who_takes_work() {
     // A rank that takes its time to leave.
     let run = cluster.submit(&cluster.run_file("long", 100_000, ""));
     cluster.until_step(&run, 3);
-    let pids = cluster.rank_pids(&run);
-    signal(pids[0].1, "STOP");
+    let pid = wait("the process of a rank", || Some(cluster.rank_pids(&run).first()?.1));
+    signal(pid, "STOP");
     agent.signal("TERM");
     wait("an agent that takes no work", || (ask("ready") == ServingStatus::NotServing).then_some(()));
     assert_eq!((ask(""), ask("startup")), (ServingStatus::Serving, ServingStatus::Serving));
-    signal(pids[0].1, "CONT");
+    signal(pid, "CONT");
     assert_eq!(agent.exit_code(), Some(0), "{}", agent.log());
 }

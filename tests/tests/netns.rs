@@ -22,6 +22,10 @@ fn nodes_of(run: &Value) -> Vec<&str> {
 
 #[test]
 fn a_run_over_four_machines_outlives_a_cut_link_and_takes_the_machine_in_again() {
+    if std::env::var_os("MUSTER_TEST_NETNS").is_none() {
+        println!("skipped: takes a quiet machine for half a minute; MUSTER_TEST_NETNS=1 runs it");
+        return;
+    }
     let Some(net) = Net::new("f", 4) else { return };
     let dir = tempfile::tempdir().unwrap();
     let train = format!("max_steps = {STEPS}");

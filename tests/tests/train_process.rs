@@ -64,7 +64,7 @@ fn timeless(mut value: Value) -> Value {
     value
         .as_object_mut()
         .unwrap()
-        .retain(|key, _| !key.ends_with("_s") && key != "model_dir" && key != "name");
+        .retain(|key, _| !key.ends_with("_s") && !["model_dir", "name", "ranks"].contains(&key.as_str()));
     value
 }
 
