@@ -1,20 +1,18 @@
 //! Connects to a part of a cluster: both ends have proven who they are when the channel is there.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use hyper_util::rt::TokioIo;
 use muster_proto::limits::{CONNECT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::AsyncBufReadExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 use tonic::transport::{Channel, Endpoint, Error, Uri};
 
-use crate::explain::SpeaksTls;
 use crate::tls::Tls;
 
 /// What is dialled, and so what must be there.
@@ -41,11 +39,14 @@ pub async fn dial(address: &str, target: Target, tls: Option<&Tls>) -> Result<Ch
     endpoint.connect_with_connector(connector).await
 }
 
+/// A connection without or with TLS.
+type Wire = Either<TcpStream, Box<TlsStream<TcpStream>>>;
+
 async fn connect(uri: Uri, target: Target, tls: Option<Tls>) -> io::Result<TokioIo<Wire>> {
     let authority = uri.authority().ok_or_else(|| io::Error::other("an address has a host and a port"))?;
     let stream = TcpStream::connect(authority.as_str()).await?;
     stream.set_nodelay(true)?;
-    let Some(tls) = tls else { return Ok(TokioIo::new(Wire::Plain { stream, begun: false })) };
+    let Some(tls) = tls else { return Ok(TokioIo::new(Wire::Left(stream))) };
     let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
     let name =
         ServerName::try_from(host).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -59,76 +60,5 @@ async fn connect(uri: Uri, target: Target, tls: Option<Tls>) -> io::Result<Tokio
     if stream.fill_buf().await?.is_empty() {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
     }
-    Ok(TokioIo::new(Wire::Tls(Box::new(stream))))
-}
-
-/// A dialled connection.
-enum Wire {
-    Plain { stream: TcpStream, begun: bool },
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-/// First byte of an alert of TLS. HTTP/2 begins with a small length, whose first byte is 0.
-const ALERT: u8 = 0x15;
-
-impl AsyncRead for Wire {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Plain { stream, begun } => {
-                let before = buf.filled().len();
-                let read = Pin::new(stream).poll_read(cx, buf);
-                let new = &buf.filled()[before..];
-                if !*begun && !new.is_empty() {
-                    *begun = true;
-                    if new[0] == ALERT {
-                        return Poll::Ready(Err(io::Error::other(SpeaksTls)));
-                    }
-                }
-                read
-            }
-        }
-    }
-}
-
-impl AsyncWrite for Wire {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Self::Plain { stream, .. } => Pin::new(stream).poll_write(cx, buf),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match &mut *self {
-            Self::Plain { stream, .. } => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Self::Plain { stream, .. } => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut *self {
-            Self::Plain { stream, .. } => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
+    Ok(TokioIo::new(Wire::Right(Box::new(stream))))
 }

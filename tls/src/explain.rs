@@ -20,13 +20,6 @@ impl Trouble {
     }
 }
 
-/// The other end speaks TLS, and this one does not.
-#[derive(Debug, thiserror::Error)]
-#[error("{SPEAKS_TLS}")]
-pub(crate) struct SpeaksTls;
-
-const SPEAKS_TLS: &str = "it speaks TLS, and this end does not";
-
 const SAME_CA: &str = "certificates of all parts come from one CA: `muster certs show` tells who issued what";
 const OWN_CERTIFICATE: &str = "look at --tls-cert with `muster certs show`";
 const GIVE_CERTIFICATE: &str = "give --tls-ca, --tls-cert and --tls-key; `muster certs issue` makes them";
@@ -37,10 +30,6 @@ pub fn explain(error: &(dyn Error + 'static)) -> Option<Trouble> {
     while let Some(error) = next {
         if let Some(tls) = error.downcast_ref::<Tls>() {
             return Some(explain_tls(tls));
-        }
-        // h2 keeps only the text of an error that a connection gave.
-        if error.to_string().contains(SPEAKS_TLS) {
-            return Some(Trouble::new(SPEAKS_TLS, GIVE_CERTIFICATE));
         }
         // The inner error of an I/O error is not its source.
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -66,7 +55,8 @@ pub fn explain_tls(error: &Tls) -> Trouble {
             AlertDescription::CertificateRequired => {
                 Trouble::new("it wants a certificate and has got none", GIVE_CERTIFICATE)
             }
-            AlertDescription::UnknownCA => {
+            // The second of a CA that has the name of the right one: its signatures are wrong.
+            AlertDescription::UnknownCA | AlertDescription::DecryptError => {
                 Trouble::new("it does not know the CA of our certificate", SAME_CA)
             }
             AlertDescription::CertificateExpired => {

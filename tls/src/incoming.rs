@@ -86,7 +86,7 @@ impl Door {
             match &self.tls {
                 None => {
                     let peer = Peer { address, identity: None };
-                    let _ = self.ready.send(Ok(Conn::new(Io::Plain(stream), peer, slot))).await;
+                    let _ = self.ready.send(Ok(Conn::new(Io::Left(stream), peer, slot))).await;
                 }
                 Some(tls) => self.shake(tls.clone(), stream, address, slot),
             }
@@ -121,7 +121,7 @@ impl Door {
                 return refuse(&log, address, "its certificate has no role");
             };
             let peer = Peer { address, identity: Some(identity) };
-            let _ = ready.send(Ok(Conn::new(Io::Tls(Box::new(stream)), peer, slot))).await;
+            let _ = ready.send(Ok(Conn::new(Io::Right(Box::new(stream)), peer, slot))).await;
         });
     }
 }

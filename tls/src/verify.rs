@@ -44,6 +44,11 @@ fn check_role(certificate: &CertificateDer<'_>, wanted: Role) -> Result<(), Erro
     Err(CertificateError::Other(OtherError(Arc::new(wrong))).into())
 }
 
+/// The answer to a signature of TLS 1.2, which no configuration here offers.
+fn only_tls13() -> Result<HandshakeSignatureValid, Error> {
+    Err(Error::General("TLS 1.2 is not spoken here".into()))
+}
+
 /// Whether the name that was dialled must stand in the certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Names {
@@ -87,7 +92,7 @@ impl ServerCertVerifier for ServerCheck {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".into()))
+        only_tls13()
     }
 
     fn verify_tls13_signature(
@@ -144,7 +149,7 @@ impl ClientCertVerifier for ClientCheck {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".into()))
+        only_tls13()
     }
 
     fn verify_tls13_signature(
