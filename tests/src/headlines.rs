@@ -13,10 +13,19 @@ pub fn example(name: &str) -> PathBuf {
 
 /// Writes a run file of one-threaded ranks in f32; `train` are more lines of its `[train]` table, or further tables.
 pub fn run_file(dir: &Path, name: &str, train: &str) -> PathBuf {
+    run_file_at(dir, name, 1e-3, train)
+}
+
+/// As [`run_file`], with another learning rate. At a small one, what sums in another order round differently stays
+/// small over many steps.
+///
+/// # Panics
+/// If the file can't be written.
+pub fn run_file_at(dir: &Path, name: &str, learning_rate: f64, train: &str) -> PathBuf {
     let text = format!(
         "version = 1\nname = \"{name}\"\noutput_dir = \"{name}\"\n[model]\npath = {:?}\ninit = \"random\"\n\
          [task]\ntype = \"single_label\"\n[data]\ntrain = {:?}\neval_fraction = 0.2\ntest = {:?}\n\
-         max_length = 64\ncache_dir = \"cache\"\n[train]\nglobal_batch = 16\nlearning_rate = 1e-3\nthreads = 1\n\
+         max_length = 64\ncache_dir = \"cache\"\n[train]\nglobal_batch = 16\nlearning_rate = {learning_rate:e}\nthreads = 1\n\
          precision = \"f32\"\nlog_every_steps = 1\n{train}\n",
         example("model"),
         example("train.csv"),
