@@ -4,6 +4,7 @@
 
 mod chart;
 mod page;
+mod tables;
 mod tensorboard;
 
 pub use page::{PAGE, PageError, write_page};

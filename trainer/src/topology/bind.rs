@@ -108,7 +108,8 @@ fn thread_name(task: &Path) -> String {
     fs::read_to_string(task.join("comm")).unwrap_or_default().trim_end().to_owned()
 }
 
-fn sorted(cpus: &[u32]) -> Vec<u32> {
+/// CPUs, ascending.
+pub(super) fn sorted(cpus: &[u32]) -> Vec<u32> {
     let mut cpus = cpus.to_vec();
     cpus.sort_unstable();
     cpus

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use muster_proto::run_spec::Pin;
 
-use super::bind::place_threads;
+use super::bind::{place_threads, sorted};
 use super::watch::{Allowed, Sights, Watch};
 use super::{CpuBudget, HostFacts, Pinning, Place, cpu_budget, cpulist, pinning};
 
@@ -165,12 +165,6 @@ fn describe_change(old: &Bound, new: &Bound) -> String {
 
 fn nodes_of(facts: &HostFacts) -> Vec<u32> {
     facts.nodes.iter().map(|node| node.node).collect()
-}
-
-fn sorted(cpus: &[u32]) -> Vec<u32> {
-    let mut cpus = cpus.to_vec();
-    cpus.sort_unstable();
-    cpus
 }
 
 #[cfg(test)]

@@ -84,6 +84,21 @@ fn run_on(lab: &Lab, name: &str, nodes: &[&str]) -> (Vec<u64>, Results) {
     (ranks.into_iter().map(|(digest, _)| digest).collect(), results[0].clone())
 }
 
+/// Trains on a seat until an event, and is gone then without a word to the others.
+fn die(lab: &Lab, name: &str, seat: Seat, is_last: impl Fn(&Event) -> bool) {
+    let dies = |event: &Event| {
+        assert!(!is_last(event), "expected: this rank dies now");
+        false
+    };
+    let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        lab.train(name, 1, dies, |trainer| {
+            trainer.join(seat.peers()).unwrap();
+            trainer.run()
+        })
+    }));
+    assert!(died.is_err(), "it would have died at an event that did not come");
+}
+
 /// Columns of the log: exact ones, and ones that sums in another order may round differently.
 fn compare_logs(one: &[serde_json::Value], many: &[serde_json::Value], tolerance: f64) {
     assert_eq!(one.len(), many.len());
@@ -145,18 +160,10 @@ fn a_lost_rank_costs_no_step_and_a_new_one_takes_its_place() {
         }
         scope.spawn(move || {
             let seen = Cell::new(0);
-            let dies = |event: &Event| {
+            die(lab, "lossy", victim, |event| {
                 seen.set(seen.get() + u64::from(matches!(event, Event::StepDone(..))));
-                assert!(seen.get() < 5, "expected: this rank dies after step 5");
-                false
-            };
-            let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                lab.train("lossy", 1, dies, |trainer| {
-                    trainer.join(victim.peers()).unwrap();
-                    trainer.run()
-                })
-            }));
-            assert!(died.is_err());
+                seen.get() == 5
+            });
         });
         ranks.push(scope.spawn(move || {
             joining.train("elsewhere", 1, never, |trainer| {
@@ -184,19 +191,7 @@ fn the_best_model_is_saved_by_the_next_writer_if_the_one_before_died_at_it() {
     let (victim, before) = (first.next().unwrap(), first.next().unwrap());
     let after = Gang::new(2, &["b"]).seats().remove(0);
     thread::scope(|scope| {
-        scope.spawn(move || {
-            let dies = |event: &Event| {
-                assert!(!matches!(event, Event::EvalDone(_)), "expected: the writer dies before it saves");
-                false
-            };
-            let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                lab.train("unsaved", 1, dies, |trainer| {
-                    trainer.join(victim.peers()).unwrap();
-                    trainer.run()
-                })
-            }));
-            assert!(died.is_err());
-        });
+        scope.spawn(move || die(lab, "unsaved", victim, |event| matches!(event, Event::EvalDone(_))));
         scope.spawn(move || {
             lab.train("unsaved", 1, never, |trainer| {
                 trainer.join(before.peers()).unwrap();
