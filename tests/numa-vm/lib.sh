@@ -17,7 +17,7 @@ version = 1
 name = "$1"
 output_dir = "$1"
 [model]
-path = "/work/guest/model"
+path = "/given/guest/model"
 init = "random"
 [task]
 type = "single_label"
