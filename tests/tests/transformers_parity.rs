@@ -4,7 +4,9 @@ mod fixture;
 
 use fixture::{load, max_difference, numbers};
 use half::bf16;
+use muster_kernels::{Element, Pool};
 use muster_proto::Step;
+use muster_trainer::engine::{Engine, Hyper, Update};
 use muster_trainer::model::{Dropouts, Model};
 use safetensors::SafeTensors;
 
@@ -133,4 +135,41 @@ fn case_1_huge_scores_stay_finite_and_agree_between_precisions() {
     let narrow = fixture.engine::<bf16>(1).train(&fixture.batch, Step(0), rows);
     assert!(full.is_finite() && narrow.is_finite(), "f32 {full}, bf16 {narrow}");
     assert!((full - narrow).abs() < 0.5 * full.abs().max(1.0), "f32 {full}, bf16 {narrow}");
+}
+
+/// Weights and logits after some steps whose rows differ; `look` reads all weights after each.
+fn trained<E: Element>(look: bool) -> (Vec<f32>, Vec<f32>, u64) {
+    let fixture = load("bert");
+    let hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.3 };
+    let model = fixture.model.clone();
+    let mut engine = Engine::<E>::new(model, fixture.weights.clone(), hyper, 1, Pool::new(2).unwrap());
+    for step in 0..4 {
+        engine.train(&fixture.row(step as usize % 2), Step(step), 1);
+        engine.apply(&Update { number: step + 1, learning_rate: 1e-2, max_grad_norm: Some(1.0) });
+        if look {
+            engine.weights();
+        }
+    }
+    let logits = engine.predict(&fixture.batch);
+    let proof = engine.proof();
+    assert_eq!(engine.state_digest(), engine.state_digest());
+    engine.forget_spent_rows();
+    assert_eq!(engine.proof(), proof, "no row has lost its moments yet");
+    (engine.weights().to_vec(), logits, proof)
+}
+
+#[test]
+fn decay_of_rows_that_nobody_reads_is_put_off_unseen() {
+    assert!(trained::<f32>(true) == trained::<f32>(false));
+    assert!(trained::<bf16>(true) == trained::<bf16>(false));
+    let (fixture, (weights, ..)) = (load("bert"), trained::<f32>(false));
+    let words = fixture.model.words();
+    let unread: Vec<usize> =
+        (0..words.rows).filter(|&row| !fixture.batch.ids.contains(&(row as u32))).collect();
+    assert!(unread.len() > words.rows / 4, "most rows of the table are in no batch");
+    for element in unread.into_iter().flat_map(|row| row * words.cols..(row + 1) * words.cols) {
+        // lr 1e-2 and decay 0.3, four times.
+        let expected = fixture.weights[element] * (1.0 - 3e-3_f32).powi(4);
+        assert!((weights[element] - expected).abs() <= 1e-6 * expected.abs(), "{element}");
+    }
 }

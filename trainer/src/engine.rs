@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use muster_allreduce::digest;
-use muster_kernels::optim::{self, AdamW, Arenas, LiveRows};
+use muster_kernels::optim::{self, AdamW, Arenas, LazyRows, LiveRows, TableWeights};
 use muster_kernels::pool::Pool;
 use muster_kernels::{Element, loss, memory};
 use muster_proto::Step;
@@ -16,7 +16,7 @@ use muster_proto::run_spec::Recompute;
 use crate::batch::{MicroBatch, Targets};
 use crate::gradients::Gradients;
 use crate::model::Model;
-use crate::params::{ArenasMut, Params};
+use crate::params::{ArenasMut, Params, Table};
 use crate::tape::{DropoutKeys, Rows, Tape, Workspace};
 
 /// Settings of AdamW that stay the same over a run.
@@ -31,6 +31,9 @@ pub struct Hyper {
     /// Decoupled weight decay of matrices and tables.
     pub weight_decay: f32,
 }
+
+/// Elements of a block of [`Engine::digest`].
+const DIGEST_BLOCK: usize = 1 << 18;
 
 /// Packed operands have their rows rounded up by less than this.
 const PANEL: usize = 32;
@@ -62,8 +65,8 @@ pub struct Engine<E: Element> {
     grads: Gradients,
     first_moment: Vec<f32>,
     second_moment: Vec<f32>,
-    /// Rows of the word table whose moments are not all zero.
-    live: LiveRows,
+    /// Rows of the word table that have moments, and what the others owe.
+    words: LazyRows,
     hyper: Hyper,
     /// Stretches of the arenas that AdamW does not decay.
     undecayed: Vec<Range<usize>>,
@@ -84,7 +87,7 @@ impl<E: Element> Engine<E> {
         Self {
             undecayed: model.layout().undecayed(),
             grads: Gradients::new(model.layout(), model.words()),
-            live: LiveRows::none(model.words().rows),
+            words: LazyRows::new(LiveRows::none(model.words().rows)),
             model,
             params,
             first_moment: memory::zeroed(len),
@@ -128,8 +131,14 @@ impl<E: Element> Engine<E> {
     }
 
     /// The f32 weights, arena order.
-    pub fn weights(&self) -> &[f32] {
-        self.params.master()
+    pub fn weights(&mut self) -> &[f32] {
+        self.state().0
+    }
+
+    /// The f32 weights, first and second moments, arena order.
+    pub fn state(&mut self) -> (&[f32], &[f32], &[f32]) {
+        self.words.settle_all(&self.pool, table(&mut self.params, self.model.words()));
+        (self.params.master(), &self.first_moment, &self.second_moment)
     }
 
     /// A copy of the gradients summed so far, arena order.
@@ -142,20 +151,33 @@ impl<E: Element> Engine<E> {
         &mut self.grads
     }
 
-    /// First and second moments, arena order.
-    pub fn moments(&self) -> (&[f32], &[f32]) {
-        (&self.first_moment, &self.second_moment)
+    /// A digest of the bits of the f32 weights: equal digests mean equal weights.
+    pub fn digest(&mut self) -> u64 {
+        self.weights();
+        self.digest_of(self.params.master())
     }
 
-    /// A digest of the bits of the f32 weights: equal digests mean equal weights.
-    pub fn digest(&self) -> u64 {
-        digest(self.weights())
+    /// A digest of the bits of the f32 weights that updates have moved by a gradient: without the rows of the word table
+    /// that have never had one, and cheaper than [`Engine::digest`] by as much.
+    pub fn proof(&self) -> u64 {
+        let (master, words) = (self.params.master(), self.model.words());
+        assert_eq!(words.range.start, 0, "the word table is what forward reads first");
+        let rows = self.words.live().iter().map(|row| digest(&master[row * words.cols..][..words.cols]));
+        mixed(rows.chain([self.digest_of(&master[words.range.end..])]))
     }
 
     /// A digest of the bits of weights and moments: equal digests mean equal states.
-    pub fn state_digest(&self) -> u64 {
-        let parts = [self.weights(), &self.first_moment, &self.second_moment].map(digest);
-        parts.into_iter().fold(0, |all: u64, part| all.rotate_left(21) ^ part)
+    pub fn state_digest(&mut self) -> u64 {
+        self.weights();
+        let arenas = [self.params.master(), &self.first_moment, &self.second_moment];
+        mixed(arenas.into_iter().map(|arena| self.digest_of(arena)))
+    }
+
+    /// The digest of an arena, made of those of its blocks: any number of threads gives the same.
+    fn digest_of(&self, arena: &[f32]) -> u64 {
+        let mut parts = vec![0; arena.len().div_ceil(DIGEST_BLOCK)];
+        self.pool.each(arena.chunks(DIGEST_BLOCK).zip(&mut parts), |(block, part)| *part = digest(block));
+        mixed(parts.into_iter())
     }
 
     /// Lets `read` overwrite weights and moments where they are, and drops the gradients. No second copy of the
@@ -167,11 +189,22 @@ impl<E: Element> Engine<E> {
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
         let fill = |master: &mut [f32]| read(ArenasMut { master, first_moment, second_moment });
         let read = self.params.overwrite(&self.pool, fill)?;
-        let words = self.model.words();
-        let moments = (&self.first_moment[words.range.clone()], &self.second_moment[words.range.clone()]);
-        self.live = LiveRows::of_moments(&self.pool, words.cols, moments.0, moments.1);
+        self.words = LazyRows::new(self.live_rows());
         self.clear_gradients();
         Ok(read)
+    }
+
+    /// Forgets which rows of the word table once had gradients but have no moments any more: who receives this state
+    /// can't know them, and [`Engine::proof`] has to be one on all ranks.
+    pub fn forget_spent_rows(&mut self) {
+        self.weights();
+        self.words = LazyRows::new(self.live_rows());
+    }
+
+    fn live_rows(&self) -> LiveRows {
+        let words = self.model.words();
+        let moments = [&self.first_moment, &self.second_moment].map(|arena| &arena[words.range.clone()]);
+        LiveRows::of_moments(&self.pool, words.cols, moments[0], moments[1])
     }
 
     /// Runs one micro-batch forward and backward; returns the SUM of its rows' losses.
@@ -191,6 +224,7 @@ impl<E: Element> Engine<E> {
         global_rows: usize,
         finished: &mut dyn FnMut(&mut Gradients, usize),
     ) -> f64 {
+        self.settle(batch);
         let keys = DropoutKeys::new(self.seed, step.0, batch);
         let mut tape =
             Tape::training(self.params.compute(), &self.pool, &mut self.work, keys, self.recompute);
@@ -204,8 +238,14 @@ impl<E: Element> Engine<E> {
 
     /// Computes the logits of a micro-batch without dropout, `(R, outputs)`.
     pub fn predict(&mut self, batch: &MicroBatch) -> Vec<f32> {
+        self.settle(batch);
         let mut tape = Tape::inference(self.params.compute(), &self.pool, &mut self.work);
         self.model.forward(&mut tape, batch).values
+    }
+
+    /// Brings the rows of the word table that a batch reads up to date.
+    fn settle(&mut self, batch: &MicroBatch) {
+        self.words.settle(&self.pool, &batch.ids, table(&mut self.params, self.model.words()));
     }
 
     /// The SUM of the rows' losses of logits that [`Engine::predict`] gave.
@@ -252,7 +292,7 @@ impl<E: Element> Engine<E> {
             step: update.number,
             grad_scale,
         };
-        self.live.insert(self.grads.touched());
+        let touched = self.grads.touched().to_vec();
         let (master, compute) = self.params.update_parts();
         let (first_moment, second_moment) = (&mut self.first_moment[..], &mut self.second_moment[..]);
         let mut state = Arenas { grad: &mut [], master, first_moment, second_moment, compute };
@@ -262,7 +302,7 @@ impl<E: Element> Engine<E> {
         }
         let (grad, width) = self.grads.words_mut();
         let words = part(&mut state, self.model.words().range.clone(), grad);
-        optim::adamw_table(&self.pool, &hyper, &self.live, width, words);
+        optim::adamw_table(&self.pool, &hyper, &mut self.words, &touched, width, words);
         self.grads.cleared();
     }
 
@@ -273,6 +313,19 @@ impl<E: Element> Engine<E> {
         };
         self.model.layout().params().iter().find(broken).map(|p| p.name.clone())
     }
+}
+
+/// The weights of the word table.
+fn table<'a, E: Element>(params: &'a mut Params<E>, words: &Table) -> TableWeights<'a, E> {
+    let (master, compute) = params.update_parts();
+    let compute = compute.map(|c| &mut c[words.range.clone()]);
+    TableWeights { master: &mut master[words.range.clone()], compute, width: words.cols }
+}
+
+/// One digest of several, in their order.
+fn mixed(parts: impl Iterator<Item = u64>) -> u64 {
+    // The odd number is 2^64 over the golden ratio; the turn brings its high bits down.
+    parts.fold(0, |all: u64, part| (all ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
 }
 
 /// A range of all arenas, whose gradients lie elsewhere.

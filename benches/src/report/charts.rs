@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// Size of a picture.
-const SIZE: (u32, u32) = (860, 460);
+const SIZE: (u32, u32) = (1000, 460);
 /// Colours that people with any kind of sight tell apart (Okabe, Ito, "Color Universal Design", 2008).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
@@ -155,6 +155,7 @@ impl LineChart {
             let mut chart = ChartBuilder::on(area)
                 .caption(&self.title, font(20))
                 .margin(14)
+                .margin_right(14 + self.legend_width())
                 .x_label_area_size(46)
                 .y_label_area_size(70)
                 .build_cartesian_2d(x.clone(), y.clone())
@@ -181,31 +182,15 @@ impl LineChart {
                 .axis_style(INK)
                 .draw()
                 .map_err(failed)?;
-            // Lines that begin high leave room below.
-            let begins =
-                self.lines.iter().filter_map(|line| line.dots.first()).map(|dot| self.y.place(dot.y));
-            let middle = 0.5 * (y.start + y.end);
-            let high = begins.clone().filter(|place| *place > middle).count();
-            let corner = match 2 * high > begins.count() {
-                true => SeriesLabelPosition::LowerLeft,
-                false => SeriesLabelPosition::UpperLeft,
-            };
             for line in &self.lines {
                 let color = COLORS[line.color % COLORS.len()];
                 let place = |x: f64, y: f64| (self.x.place(x), self.y.place(y));
                 let path: Vec<(f64, f64)> = line.dots.iter().map(|dot| place(dot.x, dot.y)).collect();
                 let style = color.stroke_width(2);
                 if line.dashed {
-                    let series = DashedLineSeries::new(path, 6, 5, style);
-                    let drawn = chart.draw_series(series).map_err(failed)?;
-                    drawn
-                        .label(&line.label)
-                        .legend(move |(x, y)| DashedPathElement::new(vec![(x, y), (x + 22, y)], 6, 5, style));
+                    chart.draw_series(DashedLineSeries::new(path, 6, 5, style)).map_err(failed)?;
                 } else {
-                    let drawn = chart.draw_series(LineSeries::new(path.clone(), style)).map_err(failed)?;
-                    drawn
-                        .label(&line.label)
-                        .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 22, y)], style));
+                    chart.draw_series(LineSeries::new(path.clone(), style)).map_err(failed)?;
                     let dot = |&at: &(f64, f64)| Circle::new(at, 4, color.filled());
                     chart.draw_series(path.iter().map(dot)).map_err(failed)?;
                 }
@@ -216,15 +201,31 @@ impl LineChart {
                 });
                 chart.draw_series(bars).map_err(failed)?;
             }
-            chart
-                .configure_series_labels()
-                .position(corner)
-                .background_style(WHITE.mix(0.85))
-                .border_style(GRID)
-                .label_font(font(14))
-                .draw()
-                .map_err(failed)
+            self.legend(area)
         })
+    }
+
+    /// Pixels beside the chart that the legend takes.
+    fn legend_width(&self) -> u32 {
+        let longest = self.lines.iter().map(|line| line.label.chars().count()).max().unwrap_or(0) as u32;
+        longest * 15 / 2 + 44
+    }
+
+    /// Beside the chart, where it hides no line.
+    fn legend(&self, area: &Area<'_>) -> Result<()> {
+        let left = font(14).pos(Pos::new(HPos::Left, VPos::Center));
+        let x = (SIZE.0 - self.legend_width()) as i32;
+        for (index, line) in self.lines.iter().enumerate() {
+            let y = 60 + 22 * index as i32;
+            let (path, style) =
+                (vec![(x, y), (x + 24, y)], COLORS[line.color % COLORS.len()].stroke_width(2));
+            match line.dashed {
+                true => area.draw(&DashedPathElement::new(path, 6, 5, style)).map_err(failed)?,
+                false => area.draw(&PathElement::new(path, style)).map_err(failed)?,
+            }
+            area.draw(&Text::new(line.label.clone(), (x + 30, y), left.clone())).map_err(failed)?;
+        }
+        Ok(())
     }
 }
 

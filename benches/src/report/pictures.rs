@@ -100,7 +100,7 @@ fn scaling(file: &BenchFile) -> Result<Vec<Picture>> {
             x_label: "ranks".into(),
             y_label: "speed-up of samples/s".into(),
             x: Scale::Log2,
-            y: Scale::Linear,
+            y: Scale::Log2,
             lines: speedup,
         };
         let about = format!("{name} scaling, medians with 95 % intervals; dashed lines are bounds.");

@@ -9,7 +9,7 @@ use crate::isa::{Isa, Kernel, Simd, dispatch};
 use crate::math::LANES;
 use crate::pool::{BLOCK, Pool};
 
-pub use table::{LiveRows, adamw_table, sum_squares_rows};
+pub use table::{LazyRows, LiveRows, TableWeights, adamw_table, sum_squares_rows};
 
 /// AdamW with decoupled weight decay (Loshchilov and Hutter 2019), as `torch.optim.AdamW` computes it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,9 @@
 //! The optimizer on a table few of whose rows ever have a gradient, such as the word embeddings in fine-tuning.
 //!
 //! A row whose moments are zero and whose gradient is zero only decays, which AdamW writes as `w = w * keep - 0`: the
-//! same bits come from `w * keep` alone, and a quarter of the memory traffic. Most of a large vocabulary is such rows.
+//! same bits come from `w * keep` alone. Most of a large vocabulary is such rows, and few of them are read in a step. So
+//! an update only notes its `keep`, and a row is multiplied by all that it owes, one after the other, before it is read:
+//! the same bits again, without a pass over the table in every step.
 
 use super::{AdamW, Arenas, Derived, SumSquares, Update};
 use crate::element::Element;
@@ -55,11 +57,123 @@ impl LiveRows {
     pub fn count(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
+
+    /// Their numbers, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.rows).filter(|&row| self.contains(row))
+    }
 }
 
-/// What AdamW leaves of a row without gradient and moments.
+/// Decays noted before all rows are brought up to date, so that none owes more multiplications than this.
+const MOST_OWED: usize = 256;
+
+/// Which rows of a table AdamW moves, and the decay that the others owe.
+#[derive(Debug, Clone)]
+pub struct LazyRows {
+    live: LiveRows,
+    /// What each update left of a weight, since all rows were up to date.
+    owed: Vec<f32>,
+    /// How many of `owed` each row has had; of no meaning for live rows, which owe nothing.
+    paid: Vec<u16>,
+}
+
+/// The weights of a table: `(rows, width)` in f32, and the rounded copy where forward reads one.
+pub struct TableWeights<'a, E> {
+    /// f32 weights.
+    pub master: &'a mut [f32],
+    /// The rounded weights.
+    pub compute: Option<&'a mut [E]>,
+    /// Columns.
+    pub width: usize,
+}
+
+impl LazyRows {
+    /// A table that is up to date and whose `live` rows have moments.
+    pub fn new(live: LiveRows) -> Self {
+        Self { owed: Vec::new(), paid: vec![0; live.rows], live }
+    }
+
+    /// The rows that have moments.
+    pub fn live(&self) -> &LiveRows {
+        &self.live
+    }
+
+    /// Brings some rows up to date, for instance those that forward is about to read; `ids` in any order.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn settle<E: Element>(&mut self, pool: &Pool, ids: &[u32], weights: TableWeights<'_, E>) {
+        if self.owed.is_empty() {
+            return;
+        }
+        let owes = |&id: &usize| !self.live.contains(id) && usize::from(self.paid[id]) < self.owed.len();
+        let mut ids: Vec<usize> = ids.iter().map(|&id| id as usize).filter(owes).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let rows = rows_of(&ids, weights).zip(&ids);
+        let (paid, owed) = (&self.paid, &self.owed);
+        pool.each(rows, |((master, compute), &id)| {
+            let factors = &owed[usize::from(paid[id])..];
+            dispatch(pool.isa(), Decay { factors, master, compute });
+        });
+        for id in ids {
+            self.paid[id] = self.owed.len() as u16;
+        }
+    }
+
+    /// Brings all rows up to date, before the table is read as a whole.
+    pub fn settle_all<E: Element>(&mut self, pool: &Pool, weights: TableWeights<'_, E>) {
+        if self.owed.is_empty() {
+            return;
+        }
+        let width = weights.width;
+        let (size, per_block) = (64 * width, 64);
+        let mut copies = weights.compute.map(|c| c.chunks_mut(size));
+        let blocks = weights.master.chunks_mut(size).zip(self.paid.chunks_mut(per_block)).enumerate();
+        let blocks =
+            blocks.map(|(b, (master, paid))| (b, master, paid, copies.as_mut().and_then(Iterator::next)));
+        let (live, owed) = (&self.live, &self.owed);
+        pool.each(blocks, |(b, master, paid, copy)| {
+            let mut copies = copy.map(|c| c.chunks_mut(width));
+            for (i, (master, paid)) in master.chunks_mut(width).zip(paid).enumerate() {
+                let compute = copies.as_mut().and_then(Iterator::next);
+                let factors = &owed[usize::from(std::mem::take(paid))..];
+                if !live.contains(b * per_block + i) && !factors.is_empty() {
+                    dispatch(pool.isa(), Decay { factors, master, compute });
+                }
+            }
+        });
+        self.owed.clear();
+    }
+}
+
+/// These rows, ascending and each once, to write.
+fn rows_of<'a, E>(
+    ids: &'a [usize],
+    weights: TableWeights<'a, E>,
+) -> impl Iterator<Item = (&'a mut [f32], Option<&'a mut [E]>)> {
+    let width = weights.width;
+    let (mut master, mut compute, mut at) = (weights.master, weights.compute, 0);
+    ids.iter().map(move |&id| {
+        let skipped = (id - at) * width;
+        at = id + 1;
+        let row = master.split_off_mut(skipped..).expect("ids ascend and are rows of the table");
+        let (row, rest) = row.split_at_mut(width);
+        master = rest;
+        let copy = compute.take().map(|all| {
+            let (row, rest) = all[skipped..].split_at_mut(width);
+            (row, compute.insert(rest)).0
+        });
+        (row, copy)
+    })
+}
+
+/// Elements that are multiplied by everything they owe while they are in registers.
+const GROUP: usize = 64;
+
+/// What some updates of AdamW leave of weights without gradient and moments.
 struct Decay<'a, E> {
-    keep: f32,
+    factors: &'a [f32],
     master: &'a mut [f32],
     compute: Option<&'a mut [E]>,
 }
@@ -68,8 +182,17 @@ impl<E: Element> Kernel for Decay<'_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        for w in self.master.iter_mut() {
-            *w *= self.keep;
+        let mut groups = self.master.chunks_exact_mut(GROUP);
+        for group in &mut groups {
+            let mut held = [0.0_f32; GROUP];
+            held.copy_from_slice(group);
+            for keep in self.factors {
+                held.iter_mut().for_each(|w| *w *= keep);
+            }
+            group.copy_from_slice(&held);
+        }
+        for w in groups.into_remainder() {
+            *w = self.factors.iter().fold(*w, |w, keep| w * keep);
         }
         if let Some(copy) = self.compute {
             for (c, w) in copy.iter_mut().zip(&*self.master) {
@@ -79,22 +202,34 @@ impl<E: Element> Kernel for Decay<'_, E> {
     }
 }
 
-/// As [`super::adamw`] on a table of rows of `width`, all of which decay; gradients and moments of rows that are not
-/// `live` must be zero.
+/// As [`super::adamw`] on a table of rows of `width`, all of which decay; gradients of rows that are not `touched` must
+/// be zero. Afterwards the rows that have never been touched owe a decay ([`LazyRows::settle`]).
 ///
-/// Cost: 32 bytes per element of a live row, 8 of another one (none without decay), plus the copy.
+/// Cost: 32 bytes per element of a live row, plus the copy.
+///
+/// # Panics
+/// If there is no such row.
 pub fn adamw_table<E: Element>(
     pool: &Pool,
     hyper: &AdamW,
-    live: &LiveRows,
+    rows: &mut LazyRows,
+    touched: &[u32],
     width: usize,
-    arenas: Arenas<'_, E>,
+    mut arenas: Arenas<'_, E>,
 ) {
     arenas.check();
-    assert_eq!(arenas.grad.len(), live.rows * width, "a table of {} rows of {width}", live.rows);
+    assert_eq!(arenas.grad.len(), rows.live.rows * width, "a table of {} rows of {width}", rows.live.rows);
+    rows.settle(pool, touched, arenas.weights(width));
+    rows.live.insert(touched);
     let hyper = &hyper.derive();
-    let rows = (BLOCK / width).max(1);
-    let size = rows * width;
+    if hyper.keep_decayed != 1.0 {
+        rows.owed.push(hyper.keep_decayed);
+        if rows.owed.len() >= MOST_OWED {
+            rows.settle_all(pool, arenas.weights(width));
+        }
+    }
+    let per_block = (BLOCK / width).max(1);
+    let size = per_block * width;
     let mut copies = arenas.compute.map(|c| c.chunks_mut(size));
     let parts = (arenas.grad.chunks_mut(size).zip(arenas.master.chunks_mut(size)))
         .zip(arenas.first_moment.chunks_mut(size).zip(arenas.second_moment.chunks_mut(size)))
@@ -103,10 +238,17 @@ pub fn adamw_table<E: Element>(
             Arenas { grad, master, first_moment, second_moment, compute }
         })
         .enumerate();
-    pool.each(parts, |(b, block)| update_rows(pool.isa(), hyper, (live, b * rows), width, block));
+    let live = &rows.live;
+    pool.each(parts, |(b, block)| update_rows(pool.isa(), hyper, (live, b * per_block), width, block));
 }
 
-/// Updates a block whose first row is `first`, run by run of rows that are all live or all not.
+impl<E> Arenas<'_, E> {
+    fn weights(&mut self, width: usize) -> TableWeights<'_, E> {
+        TableWeights { master: self.master, compute: self.compute.as_deref_mut(), width }
+    }
+}
+
+/// Updates the live rows of a block whose first row is `first`, run by run.
 fn update_rows<E: Element>(
     isa: Isa,
     hyper: &Derived,
@@ -116,17 +258,11 @@ fn update_rows<E: Element>(
 ) {
     let rows = block.grad.len() / width;
     let mut from = 0;
-    while from < rows {
-        let is_live = live.contains(first + from);
-        let to = (from + 1..rows).find(|&row| live.contains(first + row) != is_live).unwrap_or(rows);
-        let arenas = block.range(from * width..to * width);
-        let keep = hyper.keep_decayed;
-        if is_live {
-            dispatch(isa, Update { hyper, keep, arenas });
-        } else if keep != 1.0 {
-            dispatch(isa, Decay { keep, master: arenas.master, compute: arenas.compute });
-        }
-        from = to;
+    while let Some(start) = (from..rows).find(|&row| live.contains(first + row)) {
+        let end = (start + 1..rows).find(|&row| !live.contains(first + row)).unwrap_or(rows);
+        let arenas = block.range(start * width..end * width);
+        dispatch(isa, Update { hyper, keep: hyper.keep_decayed, arenas });
+        from = end;
     }
 }
 

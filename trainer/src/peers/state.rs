@@ -86,6 +86,7 @@ pub fn transfer<E: Element>(
     let me = world.rank();
     if let Some(turn) = agreement.donors.iter().position(|&donor| donor == me) {
         give(world, agreement, turn, engine, note)?;
+        engine.forget_spent_rows();
         return Ok(None);
     }
     take(world, agreement, engine).map(Some)
@@ -95,7 +96,7 @@ fn give<E: Element>(
     world: &World,
     agreement: &Agreement,
     turn: usize,
-    engine: &Engine<E>,
+    engine: &mut Engine<E>,
     note: &str,
 ) -> Result<(), Error> {
     if turn == 0 {
@@ -105,8 +106,8 @@ fn give<E: Element>(
             world.send(to, words.clone(), "the loop's state")?;
         }
     }
-    let (first, second) = engine.moments();
-    let chunks = [engine.weights(), first, second].into_iter().flat_map(|arena| arena.chunks(CHUNK));
+    let (weights, first, second) = engine.state();
+    let chunks = [weights, first, second].into_iter().flat_map(|arena| arena.chunks(CHUNK));
     for chunk in chunks.skip(turn).step_by(agreement.donors.len()) {
         for &to in &agreement.receivers {
             world.send(to, chunk.to_vec(), "weights")?;

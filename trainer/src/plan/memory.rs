@@ -47,7 +47,7 @@ pub struct MemoryEstimate {
 }
 
 /// The program itself, tokenizer and loader included, in bytes.
-const PROCESS_BYTES: u64 = 66 << 20;
+const PROCESS_BYTES: u64 = 70 << 20;
 /// Stack, packing buffers and attention tiles of a thread, in bytes.
 const THREAD_BYTES: u64 = 8 << 20;
 

@@ -117,7 +117,7 @@ impl<E: Element> Trainer<'_, E> {
         if !writes {
             return Ok(Conclusion::Done(None));
         }
-        let path = self.store.export(&self.engine)?;
+        let path = self.store.export(&mut self.engine)?;
         let results = Results {
             name: name.to_owned(),
             steps: last_step,

@@ -94,7 +94,7 @@ impl<E: Element> Trainer<'_, E> {
     }
 
     /// What has to be equal on all ranks: weights, moments, and which evaluations are done.
-    fn digest(&self) -> u64 {
+    fn digest(&mut self) -> u64 {
         self.engine.state_digest() ^ (self.state.evaluations.len() as u64).rotate_left(17)
     }
 

@@ -8,6 +8,7 @@ use super::evaluate::Rows;
 use crate::batch::{MicroBatch, Targets};
 use crate::data::Place;
 use crate::engine::Engine;
+use crate::params::Layout;
 
 /// Rows that a message lists before it says how many more there are.
 const ROWS_LISTED: usize = 8;
@@ -67,31 +68,33 @@ pub(super) fn explain_loss<E: Element>(
         .collect();
     // Without dropout every row may be fine; then any of them may have done it.
     let guilty = if guilty.is_empty() { batch.row_ids.clone() } else { guilty };
-    let tensor = first_broken(engine, engine.weights())
+    let layout = engine.model().layout().clone();
+    let tensor = first_broken(&layout, engine.weights())
         .map(|name| format!("weight {name}"))
         .or_else(|| logits.iter().any(|x| !x.is_finite()).then(|| "the logits".to_owned()))
-        .or_else(|| first_broken(engine, &engine.gradients()).map(|name| format!("gradient of {name}")));
+        .or_else(|| first_broken(&layout, &engine.gradients()).map(|name| format!("gradient of {name}")));
     let tensor = tensor.unwrap_or_else(|| "the loss itself (logits are finite but too large)".to_owned());
     NonFinite { step, quantity: "loss", rows: suspects(rows, &guilty), tensor }
 }
 
 /// Explains a step whose losses were finite but whose gradient of `parameter` was not.
 pub(super) fn explain_gradient<E: Element>(
-    engine: &Engine<E>,
+    engine: &mut Engine<E>,
     rows: &Rows,
     batches: &[MicroBatch],
     step: u64,
     parameter: &str,
 ) -> NonFinite {
     let all: Vec<u64> = batches.iter().flat_map(|batch| batch.row_ids.iter().copied()).collect();
-    let tensor = first_broken(engine, engine.weights())
+    let layout = engine.model().layout().clone();
+    let tensor = first_broken(&layout, engine.weights())
         .map_or_else(|| format!("gradient of {parameter}"), |name| format!("weight {name}"));
     NonFinite { step, quantity: "gradient", rows: suspects(rows, &all), tensor }
 }
 
-fn first_broken<E: Element>(engine: &Engine<E>, arena: &[f32]) -> Option<String> {
+fn first_broken(layout: &Layout, arena: &[f32]) -> Option<String> {
     let broken = |p: &&crate::params::Param| arena[p.range.clone()].iter().any(|x| !x.is_finite());
-    engine.model().layout().params().iter().find(broken).map(|p| p.name.clone())
+    layout.params().iter().find(broken).map(|p| p.name.clone())
 }
 
 fn suspects(rows: &Rows, ids: &[u64]) -> Vec<SuspectRow> {

@@ -205,7 +205,7 @@ impl<'a, E: Element> Trainer<'a, E> {
         let step = self.state.step;
         let Some(log) = self.log.as_mut().filter(|_| self.saved_step != Some(step)) else { return Ok(()) };
         log.sync()?;
-        let path = self.store.save(&self.engine, &self.state, &self.settings.best)?;
+        let path = self.store.save(&mut self.engine, &self.state, &self.settings.best)?;
         self.saved_step = Some(step);
         self.tell(&Event::CheckpointSaved { step, path });
         Ok(())

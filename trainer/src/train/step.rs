@@ -44,7 +44,7 @@ impl<E: Element> Trainer<'_, E> {
             grad_norm = Some(applied.grad_norm).filter(|norm| norm.is_finite());
             if let Some(parameter) = applied.non_finite {
                 let (rows, all) = (&self.rows.train, &batches.micro_batches);
-                let broken = explain_gradient(&self.engine, rows, all, step.0 + 1, &parameter);
+                let broken = explain_gradient(&mut self.engine, rows, all, step.0 + 1, &parameter);
                 self.skip(TrainError::NonFinite(Box::new(broken)))?;
             }
         } else {
@@ -104,7 +104,7 @@ impl<E: Element> Trainer<'_, E> {
             // All NaN are one.
             proof: [
                 if norm.is_nan() { 0 } else { norm.to_bits() },
-                if proved { self.engine.digest() } else { 0 },
+                if proved { self.engine.proof() } else { 0 },
             ],
             exposed_us: exposed.as_micros() as u64,
             wish: (self.hooks.wish)(),

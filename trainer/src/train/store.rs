@@ -106,15 +106,16 @@ impl RunStore {
     /// If the directory is not held.
     pub fn save<E: Element>(
         &self,
-        engine: &Engine<E>,
+        engine: &mut Engine<E>,
         state: &LoopState,
         rule: &BestRule,
     ) -> Result<PathBuf, TrainError> {
-        let (first_moment, second_moment) = engine.moments();
+        let layout = engine.model().layout().clone();
+        let (master, first_moment, second_moment) = engine.state();
         let contents = Contents {
             state: &self.state(state, rule),
-            layout: engine.model().layout(),
-            master: engine.weights(),
+            layout: &layout,
+            master,
             first_moment,
             second_moment,
             config: &self.identity.config,
@@ -194,11 +195,12 @@ impl RunStore {
     ///
     /// # Errors
     /// No space, a failed write, or foreign files in its place.
-    pub fn export<E: Element>(&self, engine: &Engine<E>) -> Result<PathBuf, TrainError> {
+    pub fn export<E: Element>(&self, engine: &mut Engine<E>) -> Result<PathBuf, TrainError> {
         let path = self.model_path();
+        let layout = engine.model().layout().clone();
         let model = ModelExport {
             config: &self.identity.config,
-            layout: engine.model().layout(),
+            layout: &layout,
             master: engine.weights(),
             dtype: STORED,
             tokenizer_files: &self.identity.tokenizer_files,
