@@ -133,6 +133,28 @@ pub(crate) mod x86 {
         }
     }
 
+    /// Sixteen words of `H` rows, without a question asked at every load.
+    ///
+    /// # Safety
+    /// As [`avx512`] for `H` rows and 16 columns.
+    #[inline(always)]
+    unsafe fn whole16<const H: usize>(from: *const u8, row_bytes: usize, to: *mut u32, stride: usize) {
+        let row = |r: usize, q: usize| {
+            if r >= H {
+                // SAFETY: the CPU has the instruction.
+                return unsafe { _mm_setzero_ps() };
+            }
+            // SAFETY: row r has sixteen words.
+            unsafe { _mm_loadu_ps(from.add(r * row_bytes + 16 * q).cast()) }
+        };
+        // SAFETY: row c is writable and at least H long.
+        let column = |c: usize, x: __m512| unsafe {
+            _mm512_mask_storeu_ps(to.add(c * stride).cast(), (0xffff_u32 >> (16 - H)) as __mmask16, x);
+        };
+        // SAFETY: the CPU has the instructions.
+        unsafe { square16(row, column) };
+    }
+
     /// # Safety
     /// Rows of `cols` words are readable at `from`, `row_bytes` apart; rows of `rows` words are writable at `to`,
     /// `stride` apart and at least `rows` long. The CPU has AVX-512 F and VL.
@@ -149,6 +171,22 @@ pub(crate) mod x86 {
             let high = (0xffff_u32 >> (16 - height)) as __mmask16;
             for c0 in (0..cols).step_by(16) {
                 let width = (cols - c0).min(16);
+                // SAFETY: sixteen words of `height` rows from here are inside of both.
+                unsafe {
+                    let (from, to) = (from.add(r0 * row_bytes + 4 * c0), to.add(c0 * stride + r0));
+                    match (width, height) {
+                        (16, 16) => {
+                            whole16::<16>(from, row_bytes, to, stride);
+                            continue;
+                        }
+                        // The height of a panel of A.
+                        (16, 14) => {
+                            whole16::<14>(from, row_bytes, to, stride);
+                            continue;
+                        }
+                        _ => {}
+                    }
+                }
                 let row = |r: usize, q: usize| {
                     let words = width.saturating_sub(4 * q).min(4);
                     if r >= height || words == 0 {
@@ -172,6 +210,26 @@ pub(crate) mod x86 {
         }
     }
 
+    /// Eight words of `H` rows, without a question asked at every load; writes eight words at each column.
+    ///
+    /// # Safety
+    /// As [`avx2`] for `H` rows and 8 columns; what is written too much must be inside of `out` and come again.
+    #[inline(always)]
+    unsafe fn whole8<const H: usize>(from: *const u8, row_bytes: usize, to: *mut u32, stride: usize) {
+        let row = |r: usize| {
+            if r >= H {
+                // SAFETY: the CPU has the instruction.
+                return unsafe { _mm256_setzero_ps() };
+            }
+            // SAFETY: row r has eight words.
+            unsafe { _mm256_loadu_ps(from.add(r * row_bytes).cast()) }
+        };
+        // SAFETY: the caller's promise.
+        let column = |c: usize, x: __m256| unsafe { _mm256_storeu_ps(to.add(c * stride).cast(), x) };
+        // SAFETY: the CPU has the instructions.
+        unsafe { square8(row, column) };
+    }
+
     /// # Safety
     /// As [`avx512`], with AVX2.
     #[target_feature(enable = "avx2")]
@@ -187,6 +245,23 @@ pub(crate) mod x86 {
         for r0 in (0..rows).step_by(8) {
             let height = (rows - r0).min(8);
             for c0 in (0..whole).step_by(8) {
+                // SAFETY: eight words of `height` rows from here are inside of both; a store of eight words at each column
+                // is too, either because there are as many rows or because the last one ends before that of `out`.
+                unsafe {
+                    let (from, to) = (from.add(r0 * row_bytes + 4 * c0), to.add(c0 * stride + r0));
+                    match height {
+                        8 => {
+                            whole8::<8>(from, row_bytes, to, stride);
+                            continue;
+                        }
+                        // The height of a panel of A.
+                        6 if dense && (c0 + 7) * stride + 8 <= cols * stride => {
+                            whole8::<6>(from, row_bytes, to, stride);
+                            continue;
+                        }
+                        _ => {}
+                    }
+                }
                 let row = |r: usize| {
                     if r >= height {
                         return _mm256_setzero_ps();
@@ -198,11 +273,10 @@ pub(crate) mod x86 {
                     let c = c0 + c;
                     // A masked store takes many cycles on some CPUs. Where rows of `out` are dense, what a whole store
                     // writes too much is overwritten by the next columns.
-                    // SAFETY: a whole store has eight words of its own to write or ends before the last one of
-                    // `out`; the other writes `height` words.
+                    // SAFETY: a whole store ends before the last word of `out`; the other writes `height` words.
                     unsafe {
                         let at = to.add(c * stride + r0);
-                        if height == 8 || (dense && c * stride + 8 <= cols * stride) {
+                        if dense && c * stride + 8 <= cols * stride {
                             _mm256_storeu_ps(at.cast(), x);
                         } else {
                             let mut words = [0_u32; 8];

@@ -50,3 +50,6 @@ else
         three_updates tables_may unused_slots relative_terms_have scattering
     emulate sapphire_rapids -p muster-amx-trap --test silicon -- ordinary denormal_inputs partial_tiles
 fi
+
+unset RUSTFLAGS
+bash tests/isa/gate.sh

@@ -104,9 +104,9 @@ fn panel<E: Element, U: Unit>(isa: Isa, to: &Panels, m: Mat<'_, E>, out: &mut [U
         }
         (DType::Bf16, DType::F32, 1) if m.col_stride == 1 => source.widened(m.row_stride, to, out),
         (DType::Bf16, DType::Bf16, 2) if m.col_stride == 1 => source.pairs(m.row_stride, to, out),
-        (DType::Bf16, DType::Bf16, 32) if m.col_stride == 1 => source.runs(m.row_stride, to, out),
+        (DType::Bf16, DType::Bf16, RUN) if m.col_stride == 1 => source.runs(m.row_stride, to, out),
         (DType::Bf16, DType::Bf16, 2) if m.row_stride == 1 => source.zipped(m.col_stride, to, out),
-        (DType::Bf16, DType::Bf16, 32) if m.row_stride == 1 => source.zipped_runs(m.col_stride, to, out),
+        (DType::Bf16, DType::Bf16, RUN) if m.row_stride == 1 => source.zipped_runs(m.col_stride, to, out),
         _ => source.any((m.row_stride, m.col_stride), to, out),
     }
 }
@@ -121,6 +121,8 @@ struct Source<'a, E> {
 
 /// Inner indices widened at a time, before they are transposed.
 const CHUNK: usize = 64;
+/// Inner indices of a group where AMX multiplies: a row of a tile.
+const RUN: usize = 32;
 /// Widest panel of any kernel.
 const WIDTH_MAX: usize = 32;
 
@@ -156,14 +158,15 @@ impl<E: Element> Source<'_, E> {
 
     /// Whole groups side by side in memory.
     fn runs<U: Unit>(&self, row_stride: usize, to: &Panels, out: &mut [U]) {
-        let out = bytemuck::cast_slice_mut::<U, E>(out);
-        for (g, out) in
-            out.chunks_exact_mut(to.width * to.group).enumerate().take(self.inner.div_ceil(to.group))
-        {
-            let from = g * to.group;
-            let len = to.group.min(self.inner - from);
-            for (r, out) in out.chunks_exact_mut(to.group).take(self.rows).enumerate() {
-                out[..len].copy_from_slice(&self.data[r * row_stride + from..][..len]);
+        let (groups, _) = bytemuck::cast_slice_mut::<U, E>(out).as_chunks_mut::<RUN>();
+        for (g, groups) in groups.chunks_exact_mut(to.width).enumerate().take(self.inner.div_ceil(RUN)) {
+            for (r, group) in groups.iter_mut().take(self.rows).enumerate() {
+                let row = &self.data[r * row_stride + g * RUN..][..RUN.min(self.inner - g * RUN)];
+                match row.first_chunk() {
+                    // A cache line, without a call.
+                    Some(whole) => *group = *whole,
+                    None => group[..row.len()].copy_from_slice(row),
+                }
             }
         }
     }
@@ -265,10 +268,12 @@ impl<E: Element, U: Unit> Columns<'_, E, U> {
             let row = &self.data[k * self.col_stride..][..self.rows];
             let (full, rest) = row.as_chunks::<W>();
             for (p, x) in full.iter().enumerate() {
+                // Read before anything is written: the compiler can't know that `out` is not `data`, and would go by
+                // single elements.
+                let mut held = [U::zeroed(); W];
+                held.iter_mut().zip(x).for_each(|(y, x)| *y = U::from_f32(x.to_f32()));
                 let out = &mut self.out[p * stride + k * W..][..W];
-                for (y, x) in out.iter_mut().zip(x) {
-                    *y = U::from_f32(x.to_f32());
-                }
+                out.iter_mut().zip(held).for_each(|(y, x)| *y = x);
             }
             if !rest.is_empty() {
                 let out = &mut self.out[whole * stride + k * W..][..W];
