@@ -167,7 +167,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     listed = subprocess.run(
-        [args.muster, "kernels", "--list", "--only", args.only], check=True, capture_output=True, text=True
+        [args.muster, "bench", "kernels", "--list", "--only", args.only], check=True, capture_output=True, text=True
     )
     print("| kernel | Muster ms | PyTorch ms | PyTorch / Muster | Muster MiB | PyTorch MiB |")
     print("|---|---|---|---|---|---|")

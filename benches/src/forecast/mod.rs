@@ -213,9 +213,10 @@ fn one(fitted: &Fitted, work: &Work, wanted: Prediction, rows: f64) -> Predictio
 pub fn carry(forecast: &Forecast, to: &Work) -> (Fitted, Vec<Prediction>) {
     let from = &forecast.work;
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 1.0 };
+    let size = ratio(to.summed_bytes + to.table_bytes, from.summed_bytes + from.table_bytes);
     let fitted = Fitted {
-        fixed_s: forecast.fitted.fixed_s
-            * ratio(to.summed_bytes + to.table_bytes, from.summed_bytes + from.table_bytes),
+        fixed_s: forecast.fitted.fixed_s * size,
+        together_s: forecast.fitted.together_s * size,
         token_s: forecast.fitted.token_s * ratio(to.flops_per_token, from.flops_per_token),
         ..forecast.fitted
     };
@@ -232,6 +233,7 @@ mod tests {
         wire_factor: 1.05,
         cpu_ns_per_byte: 0.8,
         fixed_s: 0.2,
+        together_s: 0.01,
         token_s: 1.5e-3,
         overlap: 0.6,
     };
@@ -252,7 +254,12 @@ mod tests {
                 row_bytes: 1540.0 * tokens / ranks,
             };
             wiggle += 1.0;
-            let seconds = TRUTH.step_s(&setting) * (1.0 + noise * f64::sin(7.0 * wiggle));
+            let noise = 1.0 + noise * f64::sin(7.0 * wiggle);
+            let seconds = TRUTH.step_s(&setting) * noise;
+            let sums = moved_bytes(&setting) * TRUTH.cpu_ns_per_byte * 1e-9;
+            let together = if ranks > 1.0 { TRUTH.together_s } else { 0.0 };
+            let update = crowd * (0.4 * TRUTH.fixed_s + together) * noise;
+            let compute = crowd * (0.6 * TRUTH.fixed_s + setting.tokens * TRUTH.token_s + sums) * noise;
             points.push(
                 Point::new(series, &format!("{ranks} at {gbit}"), "muster")
                     .dim("ranks", ranks)
@@ -265,7 +272,9 @@ mod tests {
                     .dim("summed_bytes", 8.8e7)
                     .dim("table_bytes", 1.97e8)
                     .dim("row_bytes", 1540.0)
-                    .metric(Metric::new("step_s", "s", Better::Lower, vec![vec![seconds]])),
+                    .metric(Metric::new("step_s", "s", Better::Lower, vec![vec![seconds]]))
+                    .metric(Metric::new("compute_s", "s", Better::Neither, vec![vec![compute]]))
+                    .metric(Metric::new("update_s", "s", Better::Neither, vec![vec![update]])),
             );
         };
         add("strong", 1.0, 0.0, 520.0);

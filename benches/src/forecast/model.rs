@@ -5,13 +5,16 @@
 //! ```text
 //! bytes   F = 2 (n - 1) / n * summed bytes + rows of the word table
 //! wire    W = buckets * latency(n) + F * wire_factor * 8 / g
-//! compute C = crowd * (fixed + tokens of a rank * token)
-//! step      = C + crowd * F * cpu + max(0, W - overlap * crowd * tokens * token * 2/3)
+//! compute C = crowd * (fixed + tokens of a rank * token + F * cpu)
+//! step      = C + crowd * together + max(0, W - overlap * crowd * tokens * token * 2/3)
 //! latency   = 2 (alpha + (n - 1) * overhead), beyond 32 nodes (a ring) 2 (n - 1) (alpha + overhead)
 //! ```
 //!
-//! Sums hide behind backward, two thirds of the compute, as far as `overlap` says. Source of the terms: Thakur,
-//! Rabenseifner, Gropp, IJHPCA 19(1), 2005, as in `allreduce/src/plan/cost.rs`.
+//! Sums hide behind backward, two thirds of the compute, as far as `overlap` says; `together` is there for more than one
+//! rank. Source of the terms: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, as in `allreduce/src/plan/cost.rs`.
+//!
+//! Ranks log the parts of their steps, so each term is fitted to the part that it is: forward and backward, the
+//! update, and for `overlap` what is left. Fitted to whole steps, one noisy point moved all of them.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,8 +62,10 @@ pub struct Fitted {
     pub wire_factor: f64,
     /// CPU time of sending, receiving and adding a byte, in nanoseconds.
     pub cpu_ns_per_byte: f64,
-    /// Seconds of a step that don't depend on its tokens: AdamW, norms, votes.
+    /// Seconds of a step that don't depend on its tokens: packing of weights, norm, AdamW.
     pub fixed_s: f64,
+    /// Seconds that a step of several ranks has beyond those: the vote, and the proof that their weights are equal.
+    pub together_s: f64,
     /// Seconds of forward and backward per token.
     pub token_s: f64,
     /// Share of backward that hides sums.
@@ -77,7 +82,8 @@ impl Fitted {
         let wire = wire_s(self.alpha_us, self.wire_factor, at);
         let hidden =
             if at.overlap { self.overlap * BACKWARD * at.crowd * at.tokens * self.token_s } else { 0.0 };
-        compute + at.crowd * moved_bytes(at) * self.cpu_ns_per_byte * 1e-9 + (wire - hidden).max(0.0)
+        let sums = moved_bytes(at) * self.cpu_ns_per_byte * 1e-9;
+        compute + at.crowd * (self.together_s + sums) + (wire - hidden).max(0.0)
     }
 }
 
@@ -112,6 +118,10 @@ pub struct Measured {
     pub setting: Setting,
     /// Median seconds.
     pub step_s: f64,
+    /// Of it: forward and backward.
+    pub compute_s: f64,
+    /// Of it: norm, vote, AdamW.
+    pub update_s: f64,
 }
 
 /// The training points that the model can explain: one rank alone, or nodes with a rank each and links of known
@@ -137,6 +147,8 @@ pub fn steps(points: &[Point]) -> Vec<Measured> {
                 row_bytes: point.dimension("row_bytes") * tokens,
             },
             step_s: point.value("step_s")?,
+            compute_s: point.value("compute_s")?,
+            update_s: point.value("update_s")?,
         })
     };
     points.iter().filter(is_step).filter_map(measured).collect()
@@ -169,63 +181,31 @@ pub fn fit_links(points: &[Point]) -> (f64, f64) {
     }
 }
 
-/// The model with the least squared relative errors over these steps; `None` if they don't determine it.
+/// The model of these steps; `None` if they don't determine it.
 pub fn fit_steps(measured: &[Measured], (alpha_us, wire_factor): (f64, f64)) -> Option<Fitted> {
-    let mut best: Option<(f64, Fitted)> = None;
-    for twentieth in 0..=20 {
+    let solve = |equations: Vec<Equation<3>>| Some(least_squares(&equations)?.coefficients);
+    let equation = |m: &Measured, factors: [f64; 3], target: f64| Equation {
+        factors: factors.map(|factor| m.setting.crowd * factor),
+        target,
+        scale: target.max(1e-9),
+    };
+    let several = |m: &Measured| f64::from(m.setting.nodes > 1.0);
+    let compute = measured
+        .iter()
+        .map(|m| equation(m, [1.0, m.setting.tokens, moved_bytes(&m.setting) * 1e-9], m.compute_s));
+    let [fixed, token_s, cpu_ns_per_byte] = solve(compute.collect())?;
+    let update = measured.iter().map(|m| equation(m, [1.0, several(m), 0.0], m.update_s));
+    let [moving, together_s, _] = solve(update.collect())?;
+    let with_overlap = |twentieth: u32| {
         let overlap = f64::from(twentieth) / 20.0;
-        let Some((residual, fitted)) = fit_with_overlap(measured, (alpha_us, wire_factor), overlap) else {
-            continue;
-        };
-        if best.is_none_or(|(least, _)| residual < least) {
-            best = Some((residual, fitted));
-        }
-    }
-    best.map(|(_, fitted)| fitted)
-}
-
-/// Whether communication is exposed decides which terms a step has, and the terms decide whether it is: both are repeated
-/// until they agree.
-fn fit_with_overlap(measured: &[Measured], links: (f64, f64), overlap: f64) -> Option<(f64, Fitted)> {
-    let mut exposed: Vec<bool> = measured.iter().map(|m| m.setting.nodes > 1.0).collect();
-    let mut last = None;
-    for _ in 0..20 {
-        let equations: Vec<Equation<3>> =
-            measured.iter().zip(&exposed).map(|(m, &exposed)| equation(m, links, overlap, exposed)).collect();
-        let solved = least_squares(&equations)?;
-        let [fixed_s, token_s, cpu] = solved.coefficients;
-        let (alpha_us, wire_factor) = links;
-        let fitted = Fitted { alpha_us, wire_factor, cpu_ns_per_byte: cpu, fixed_s, token_s, overlap };
+        let fixed_s = fixed + moving;
+        Fitted { alpha_us, wire_factor, cpu_ns_per_byte, fixed_s, together_s, token_s, overlap }
+    };
+    let residual = |fitted: &Fitted| {
         let errors = measured.iter().map(|m| (fitted.step_s(&m.setting) / m.step_s - 1.0).powi(2));
-        let residual = errors.sum::<f64>();
-        if last.is_none_or(|(least, _)| residual < least) {
-            last = Some((residual, fitted));
-        }
-        let now: Vec<bool> = measured
-            .iter()
-            .map(|m| {
-                let at = &m.setting;
-                let hidden = overlap * BACKWARD * at.crowd * at.tokens * token_s;
-                at.nodes > 1.0 && wire_s(links.0, links.1, at) > hidden
-            })
-            .collect();
-        if now == exposed {
-            break;
-        }
-        exposed = now;
-    }
-    last
-}
-
-fn equation(m: &Measured, (alpha_us, wire_factor): (f64, f64), overlap: f64, exposed: bool) -> Equation<3> {
-    let at = &m.setting;
-    let mut token = at.crowd * at.tokens;
-    let mut target = m.step_s;
-    if exposed {
-        token *= 1.0 - overlap * BACKWARD;
-        target -= wire_s(alpha_us, wire_factor, at);
-    }
-    Equation { factors: [at.crowd, token, at.crowd * moved_bytes(at) * 1e-9], target, scale: m.step_s }
+        errors.sum::<f64>()
+    };
+    (0..=20).map(with_overlap).min_by(|a, b| residual(a).total_cmp(&residual(b)))
 }
 
 /// Tells whether there are enough points to fit and to hold one out.

@@ -135,9 +135,10 @@ fn about(file: &BenchFile) -> Vec<String> {
     if let Some(forecast) = &file.forecast {
         let f = &forecast.fitted;
         lines.push(format!(
-            "Model: {:.0} ms a step and {:.3} ms a token, latency {:.0} us, {:.2} of the nominal wire time, {:.2} ns of CPU a byte, {:.0} % of \
+            "Model: {:.0} ms a step ({:.0} more where ranks are several) and {:.3} ms a token, latency {:.0} us, {:.2} of the nominal wire time, {:.2} ns of CPU a byte, {:.0} % of \
              backward hides sums.",
             1e3 * f.fixed_s,
+            1e3 * f.together_s,
             1e3 * f.token_s,
             f.alpha_us,
             f.wire_factor,
