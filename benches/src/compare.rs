@@ -191,7 +191,10 @@ fn one(point: &Point, before: &Metric, after: &Metric, rules: &Rules) -> Compare
     let probability = (old.len() >= ENOUGH && new.len() >= ENOUGH).then(|| stats::mann_whitney(&new, &old));
     // 10 % slower and 10 % faster are equally far from 1 where they are factors.
     let change = if ratio.value > 0.0 { ratio.value.max(1.0 / ratio.value) - 1.0 } else { f64::INFINITY };
-    let beyond_noise = (ratio.low > 1.0 || ratio.high < 1.0) && probability.is_none_or(|p| p < SIGNIFICANT);
+    // One sample each has an interval of no width, which says nothing of the noise.
+    let beyond_noise = old.len() + new.len() > 2
+        && (ratio.low > 1.0 || ratio.high < 1.0)
+        && probability.is_none_or(|p| p < SIGNIFICANT);
     let improved = (ratio.value > 1.0) == (before.better == Better::Higher);
     let verdict = match (change >= rules.threshold && old != new, beyond_noise, improved) {
         (false, _, _) => Verdict::Same,
@@ -260,6 +263,9 @@ mod tests {
         );
         // Few samples: the interval alone decides.
         assert_eq!(verdicts(&before, &file(&wobble(100.0, 0.01), 0.4), &RULES)[1], Verdict::Worse);
+        let single = |rate: f64| file(&[rate], 0.9);
+        assert_eq!(verdicts(&single(100.0), &single(50.0), &RULES)[0], Verdict::Noise, "one sample each");
+        assert_eq!(verdicts(&single(100.0), &file(&wobble(50.0, 0.01), 0.9), &RULES)[0], Verdict::Worse);
         let text = compare(&before, &file(&wobble(88.0, 0.01), 0.9), &RULES).text();
         assert!(text.contains("WORSE") && text.contains("strong, 2 ranks: samples_per_s"), "{text}");
         assert!(text.contains("2 metrics: 1 worse, 0 better, 1 the same"), "{text}");
