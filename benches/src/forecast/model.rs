@@ -65,6 +65,8 @@ pub struct Fitted {
     /// Seconds of a step that don't depend on its tokens: packing of weights, norm, AdamW.
     pub fixed_s: f64,
     /// Seconds that a step of several ranks has beyond those: the vote, and the proof that their weights are equal.
+    /// Files written before it was told apart have none.
+    #[serde(default)]
     pub together_s: f64,
     /// Seconds of forward and backward per token.
     pub token_s: f64,
