@@ -14,12 +14,8 @@ count() { # model, with AMX (1 or 0), type -> lines of "count<TAB>class"
 mode=${1:-check} status=0 last= counts=
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
+head -n 1 "$table" >"$new"
 while IFS=$'\t' read -r model amx type class most; do
-    case $model in '#'*)
-        printf '%s\n' "$model${amx:+	$amx	$type	$class	$most}" >>"$new"
-        continue
-        ;;
-    esac
     if [ "$last" != "$model $amx $type" ]; then
         last="$model $amx $type"
         counts=$(count "$model" "$amx" "$type")
@@ -33,7 +29,7 @@ while IFS=$'\t' read -r model amx type class most; do
     else
         echo "$type on $model (AMX $amx): $class $now of $most"
     fi
-done <"$table"
+done < <(tail -n +2 "$table")
 if [ "$mode" = write ]; then
     cp "$new" "$table"
 elif [ $status -ne 0 ]; then

@@ -51,5 +51,4 @@ else
     emulate sapphire_rapids -p muster-amx-trap --test silicon -- ordinary denormal_inputs partial_tiles
 fi
 
-unset RUSTFLAGS
 bash tests/isa/gate.sh

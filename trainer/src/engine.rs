@@ -137,7 +137,7 @@ impl<E: Element> Engine<E> {
 
     /// The f32 weights, first and second moments, arena order.
     pub fn state(&mut self) -> (&[f32], &[f32], &[f32]) {
-        self.words.settle_all(&self.pool, table(&mut self.params, self.model.words()));
+        self.settle_all();
         (self.params.master(), &self.first_moment, &self.second_moment)
     }
 
@@ -153,7 +153,7 @@ impl<E: Element> Engine<E> {
 
     /// A digest of the bits of the f32 weights: equal digests mean equal weights.
     pub fn digest(&mut self) -> u64 {
-        self.weights();
+        self.settle_all();
         self.digest_of(self.params.master())
     }
 
@@ -168,7 +168,7 @@ impl<E: Element> Engine<E> {
 
     /// A digest of the bits of weights and moments: equal digests mean equal states.
     pub fn state_digest(&mut self) -> u64 {
-        self.weights();
+        self.settle_all();
         let arenas = [self.params.master(), &self.first_moment, &self.second_moment];
         mixed(arenas.into_iter().map(|arena| self.digest_of(arena)))
     }
@@ -197,7 +197,7 @@ impl<E: Element> Engine<E> {
     /// Forgets which rows of the word table once had gradients but have no moments any more: who receives this state
     /// can't know them, and [`Engine::proof`] has to be one on all ranks.
     pub fn forget_spent_rows(&mut self) {
-        self.weights();
+        self.settle_all();
         self.words = LazyRows::new(self.live_rows());
     }
 
@@ -246,6 +246,11 @@ impl<E: Element> Engine<E> {
     /// Brings the rows of the word table that a batch reads up to date.
     fn settle(&mut self, batch: &MicroBatch) {
         self.words.settle(&self.pool, &batch.ids, table(&mut self.params, self.model.words()));
+    }
+
+    /// Brings all rows of the word table up to date.
+    fn settle_all(&mut self) {
+        self.words.settle_all(&self.pool, table(&mut self.params, self.model.words()));
     }
 
     /// The SUM of the rows' losses of logits that [`Engine::predict`] gave.

@@ -185,19 +185,12 @@ pub fn fit_links(points: &[Point]) -> (f64, f64) {
 
 /// The model of these steps; `None` if they don't determine it.
 pub fn fit_steps(measured: &[Measured], (alpha_us, wire_factor): (f64, f64)) -> Option<Fitted> {
-    let solve = |equations: Vec<Equation<3>>| Some(least_squares(&equations)?.coefficients);
-    let equation = |m: &Measured, factors: [f64; 3], target: f64| Equation {
-        factors: factors.map(|factor| m.setting.crowd * factor),
-        target,
-        scale: target.max(1e-9),
-    };
     let several = |m: &Measured| f64::from(m.setting.nodes > 1.0);
-    let compute = measured
-        .iter()
-        .map(|m| equation(m, [1.0, m.setting.tokens, moved_bytes(&m.setting) * 1e-9], m.compute_s));
-    let [fixed, token_s, cpu_ns_per_byte] = solve(compute.collect())?;
-    let update = measured.iter().map(|m| equation(m, [1.0, several(m), 0.0], m.update_s));
-    let [moving, together_s, _] = solve(update.collect())?;
+    let sums = |m: &Measured| moved_bytes(&m.setting) * 1e-9;
+    let compute = measured.iter().map(|m| part(m, [1.0, m.setting.tokens, sums(m)], m.compute_s));
+    let [fixed, token_s, cpu_ns_per_byte] = least_squares(&compute.collect::<Vec<_>>())?.coefficients;
+    let update = measured.iter().map(|m| part(m, [1.0, several(m)], m.update_s));
+    let [moving, together_s] = least_squares(&update.collect::<Vec<_>>())?.coefficients;
     let with_overlap = |twentieth: u32| {
         let overlap = f64::from(twentieth) / 20.0;
         let fixed_s = fixed + moving;
@@ -208,6 +201,12 @@ pub fn fit_steps(measured: &[Measured], (alpha_us, wire_factor): (f64, f64)) -> 
         errors.sum::<f64>()
     };
     (0..=20).map(with_overlap).min_by(|a, b| residual(a).total_cmp(&residual(b)))
+}
+
+/// The equation of a part of a step, which the ranks of a core do one after the other.
+fn part<const K: usize>(m: &Measured, factors: [f64; K], seconds: f64) -> Equation<K> {
+    let factors = factors.map(|factor| m.setting.crowd * factor);
+    Equation { factors, target: seconds, scale: seconds.max(1e-9) }
 }
 
 /// Tells whether there are enough points to fit and to hold one out.
